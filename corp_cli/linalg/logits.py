@@ -1,0 +1,61 @@
+"""Compensation of attention logits by a Sylvester equation (paper §3.4, App. B.2, Alg. 5), batched over heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sylvester(gram_q: Tensor, gram_k: Tensor, rhs: Tensor, ridge_lambda: float) -> Tensor:
+    """M solving G_Q M G_K + λM = C (Eq. 15, 29); all [H, s, s], float64.
+
+    λ = `ridge_lambda` x mean(diag G_Q) x mean(diag G_K): relative, because it stands beside products of their
+    eigenvalues. G_Q = UaUᵀ and G_K = VbVᵀ turn the equation into (a_i b_j + λ) (UᵀMV)_ij = (UᵀCV)_ij. M is not
+    symmetric. Directions in which nothing was seen (a_i b_j + λ = 0) are left uncorrected.
+    """
+    a, U = torch.linalg.eigh(gram_q)
+    b, V = torch.linalg.eigh(gram_k)
+    a, b = a.clamp(min=0), b.clamp(min=0)
+    ridge = ridge_lambda * a.mean(-1) * b.mean(-1)
+    denominator = a[:, :, None] * b[:, None, :] + ridge[:, None, None]
+    cut = denominator.amax((-2, -1), keepdim=True) * a.shape[-1] ** 2 * torch.finfo(a.dtype).eps
+    seen = denominator > cut
+    rotated = U.mT @ rhs @ V
+    return U @ torch.where(seen, rotated / denominator.where(seen, torch.ones_like(denominator)), 0.0) @ V.mT
+
+
+def take(matrices: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """matrices[h][rows[h]][:, columns[h]] for every head: [H, d, d], [H, r], [H, c] → [H, r, c]."""
+    heads = torch.arange(len(matrices), device=matrices.device)[:, None, None]
+    return matrices[heads, rows[:, :, None], columns[:, None, :]]
+
+
+def missing_logits(gram_q: Tensor, gram_k: Tensor, kept: Tensor, pruned: Tensor, ridge_lambda: float) -> Tensor:
+    """M with Q_P K_Pᵀ ≈ Q_S M K_Sᵀ (Eq. 13, 27, 30), from G_Q = E[qqᵀ], G_K = E[kkᵀ].
+
+    gram_q and gram_k [H, d, d] over all calibration tokens; kept [H, s], pruned [H, p]; returns [H, s, s].
+    """
+    cross_q = take(gram_q, kept, pruned)  # Q_SᵀQ_P
+    cross_k = take(gram_k, pruned, kept)  # K_PᵀK_S
+    return sylvester(take(gram_q, kept, kept), take(gram_k, kept, kept), cross_q @ cross_k, ridge_lambda)
+
+
+def split_factors(bilinear: Tensor) -> tuple[Tensor, Tensor]:
+    """U = RΣ^½, V = SΣ^½ with UVᵀ = RΣSᵀ = `bilinear` (Eq. 16, 31); [H, s, s] each."""
+    R, sigma, St = torch.linalg.svd(bilinear)
+    root = sigma.sqrt()[:, None, :]
+    return R * root, St.mT * root
+
+
+def logit_error(gram_q: Tensor, gram_k: Tensor, kept: Tensor, bilinear: Tensor) -> float:
+    """‖QKᵀ - Q_S A K_Sᵀ‖² / ‖QKᵀ‖², summed over heads, over all pairs of calibration tokens; A [H, s, s].
+
+    With D = I - P_S A P_Sᵀ the difference is QDKᵀ, whose square is tr(G_Q D G_K Dᵀ).
+    """
+    heads, d = gram_q.shape[:2]
+    D = torch.eye(d, dtype=gram_q.dtype, device=gram_q.device).repeat(heads, 1, 1)
+    index = torch.arange(heads, device=gram_q.device)[:, None, None]
+    D[index, kept[:, :, None], kept[:, None, :]] -= bilinear
+    lost = (gram_q @ D @ gram_k * D).sum()
+    total = (gram_q * gram_k.mT).sum()
+    return float(lost.clamp(min=0) / total) if total > 0 else 0.0

@@ -1,0 +1,76 @@
+"""Affine prediction of pruned activations from kept ones by ridge regression (paper §3.3, App. B.1, Alg. 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from corp_cli.linalg.moments import Moments
+
+
+@dataclass(frozen=True)
+class Affine:
+    """x_P ≈ B x_S + c (Eq. 8): B [p, s], c [p], float64."""
+
+    B: Tensor
+    c: Tensor
+
+
+def solve_spd(a: Tensor, b: Tensor) -> Tensor:
+    """A⁻¹ b for symmetric positive semi-definite A [n, n]; by pseudo-inverse where A is singular.
+
+    Dead and duplicated channels make A singular when no ridge is asked for.
+    """
+    factor, info = torch.linalg.cholesky_ex(a)
+    if info.item() == 0:
+        solution = torch.cholesky_solve(b, factor)
+        if solution.isfinite().all():
+            return solution
+    values, vectors = torch.linalg.eigh(a)
+    cut = values[-1].clamp(min=0) * a.shape[0] * torch.finfo(a.dtype).eps
+    inverse = torch.where(values > cut, 1 / values, 0.0)
+    return vectors @ (inverse[:, None] * (vectors.T @ b))
+
+
+def affine_prediction(moments: Moments, kept: Tensor, pruned: Tensor, ridge_lambda: float) -> Affine:
+    """B = Σ_PS (Σ_SS + λI)⁻¹, c = μ_P - B μ_S (Eq. 10, 22), with the *centred* Σ of App. B.1.
+
+    λ = `ridge_lambda` x mean(diag Σ_SS), so that it means the same for every layer and model. kept [s] and
+    pruned [p] are index vectors. Eq. 9's raw second moments with Eq. 10's c would be inconsistent.
+    """
+    cov, mean = moments.covariance, moments.mean
+    cov_ss = cov[kept][:, kept]
+    ridge = ridge_lambda * cov_ss.diagonal().mean()
+    regularised = cov_ss + ridge * torch.eye(len(kept), dtype=cov.dtype, device=cov.device)
+    B = solve_spd(regularised, cov[kept][:, pruned]).T
+    return Affine(B, mean[pruned] - B @ mean[kept])
+
+
+def mean_prediction(moments: Moments, kept: Tensor, pruned: Tensor) -> Affine:
+    """B = 0, c = μ_P: pruned activations are replaced by their mean."""
+    return Affine(moments.mean.new_zeros(len(pruned), len(kept)), moments.mean[pruned])
+
+
+def no_prediction(moments: Moments, kept: Tensor, pruned: Tensor) -> Affine:
+    """B = 0, c = 0: pruned activations are dropped."""
+    return Affine(moments.mean.new_zeros(len(pruned), len(kept)), moments.mean.new_zeros(len(pruned)))
+
+
+def fold(weight: Tensor, bias: Tensor, kept: Tensor, pruned: Tensor, affine: Affine) -> tuple[Tensor, Tensor]:
+    """W̃ = W_S + W_P B, b̃ = b + W_P c (Eq. 11); weight [o, d], bias [o] → [o, s], [o]."""
+    weight_p = weight[:, pruned]
+    return weight[:, kept] + weight_p @ affine.B, bias + weight_p @ affine.c
+
+
+def affine_error(weight: Tensor, moments: Moments, kept: Tensor, pruned: Tensor, affine: Affine) -> float:
+    """E‖W_P(x_P - Bx_S - c)‖² / E‖W(x - μ)‖²: output energy lost, relative to the output's variance."""
+    cov, mean, B = moments.covariance, moments.mean, affine.B
+    cov_ps = cov[pruned][:, kept]
+    residual = cov[pruned][:, pruned] - B @ cov_ps.T - cov_ps @ B.T + B @ cov[kept][:, kept] @ B.T
+    offset = mean[pruned] - B @ mean[kept] - affine.c
+    weight_p = weight[:, pruned]
+    lost = ((weight_p @ residual) * weight_p).sum() + (weight_p @ offset).square().sum()
+    total = ((weight @ cov) * weight).sum()
+    return float(lost.clamp(min=0) / total) if total > 0 else 0.0

@@ -1,0 +1,208 @@
+"""Adapter for timm's VisionTransformer family: model ↔ Blocks and weights. Does no maths."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from timm.layers import GluMlp, Mlp, SwiGLU
+from timm.models.vision_transformer import Attention
+from torch import Tensor, nn
+
+from corp_cli.errors import CorpError
+from corp_cli.models.attention import AttentionSizes, PrunedAttention
+from corp_cli.models.blocks import ATTENTION_GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
+
+
+def blocks_of(model: nn.Module) -> tuple[Block, ...]:
+    """The transformer blocks of `model`, first to last. Raises CorpError where there are none that corp can read."""
+    children = getattr(model, "blocks", None)
+    if not isinstance(children, nn.Sequential | nn.ModuleList) or len(children) == 0:
+        raise CorpError(
+            f"{type(model).__name__} has no `blocks` of attention and MLP; "
+            "corp prunes timm's VisionTransformer family (ViT, DeiT, DeiT-III, DINOv2, SigLIP, CLIP towers)."
+        )
+    return tuple(_read_block(f"blocks.{i}", child) for i, child in enumerate(children))
+
+
+def _read_block(name: str, module: nn.Module) -> Block:
+    attn, mlp = getattr(module, "attn", None), getattr(module, "mlp", None)
+    refusals: dict[str, str] = {}
+    if not isinstance(attn, nn.Module) or not isinstance(mlp, nn.Module):
+        raise CorpError(
+            f"{name} is a {type(module).__name__}, whose attention and MLP are not separate; "
+            "corp cannot prune this model."
+        )
+    heads = qk = vo = 0
+    scale = 1.0
+    refusal = _refuse_attention(attn)
+    if refusal:
+        refusals.update(dict.fromkeys(ATTENTION_GROUPS, refusal))
+    elif isinstance(attn, PrunedAttention):
+        heads, qk, vo, scale = attn.num_heads, attn.qk_dim, attn.v_dim, attn.scale
+    else:
+        heads, scale = cast(int, attn.num_heads), cast(float, attn.scale)
+        qk = vo = cast(nn.Linear, attn.qkv).out_features // (3 * heads)
+    if not refusal and not isinstance(attn.q_norm, nn.Identity):
+        refusals["qk"] = "q_norm and k_norm normalise over all query/key dimensions"
+    if not refusal and not isinstance(getattr(attn, "norm", nn.Identity()), nn.Identity):
+        refusals.update(dict.fromkeys(("vo", "heads"), "attn.norm normalises over all head outputs"))
+    mlp_refusal = _refuse_mlp(mlp)
+    if mlp_refusal:
+        refusals["mlp"] = mlp_refusal
+    hidden = 0 if mlp_refusal else _fc2(mlp).in_features
+    return Block(name, f"{name}.attn", f"{name}.mlp", Sizes(hidden, qk, vo, heads), scale, refusals)
+
+
+def _refuse_attention(attn: nn.Module) -> str | None:
+    if isinstance(attn, PrunedAttention):
+        return None
+    kind = type(attn).__name__
+    if getattr(attn, "gate", None) is not None:
+        return f"{kind} gates its output"
+    if type(attn) is not Attention:
+        rotary = " (rotary positions mix the dimensions of a head)" if "Rope" in kind or kind == "EvaAttention" else ""
+        return f"{kind} is not plain multi-head attention{rotary}"
+    return None
+
+
+def _refuse_mlp(mlp: nn.Module) -> str | None:
+    if type(mlp) not in (Mlp, GluMlp, SwiGLU):
+        return f"{type(mlp).__name__} is not an MLP of two linear layers"
+    if not isinstance(mlp.norm, nn.Identity):
+        return "mlp.norm normalises over all hidden channels"
+    if not isinstance(mlp.fc2, nn.Linear):
+        return f"{type(mlp.fc2).__name__} is not a linear layer"
+    return None
+
+
+def _linear(module: nn.Module, name: str) -> nn.Linear:
+    return cast(nn.Linear, getattr(module, name))
+
+
+def _fc2(mlp: nn.Module) -> nn.Linear:
+    return _linear(mlp, "fc2")
+
+
+def _stack(linears: tuple[Tensor | None, ...]) -> Tensor | None:
+    """Rows of several biases one below the other; None when none of them has any."""
+    given = [t.flatten() for t in linears if t is not None]
+    return torch.cat(given) if given else None
+
+
+def _double(tensor: Tensor) -> Tensor:
+    """Detached, in float64, where the device has it (MPS has not)."""
+    tensor = tensor.detach()
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def block_weights(model: nn.Module, block: Block) -> BlockWeights:
+    """The weights of a block as the stages see them."""
+    attn = None if block.sizes.heads == 0 else attention_weights(model, block)
+    return BlockWeights(attn, None if block.sizes.mlp == 0 else mlp_weights(model, block))
+
+
+# --- attention ------------------------------------------------------------------------------------------------
+
+
+def attention_weights(model: nn.Module, block: Block) -> AttentionWeights:
+    """The projections of a block's attention, split by head, in float64."""
+    attn = model.get_submodule(block.attn)
+    qkv, proj, s = _linear(attn, "qkv"), _linear(attn, "proj"), block.sizes
+    widths, rows = (s.qk, s.qk, s.vo), [s.heads * s.qk, s.heads * s.qk, s.heads * s.vo]
+    weight = _double(qkv.weight).split(rows)
+    q, k, v = (part.reshape(s.heads, width, -1) for part, width in zip(weight, widths, strict=True))
+    q_bias: Tensor | None = None
+    k_bias: Tensor | None = None
+    v_bias: Tensor | None = None
+    if qkv.bias is not None:
+        bias = _double(qkv.bias).split(rows)
+        q_bias, k_bias, v_bias = (part.reshape(s.heads, width) for part, width in zip(bias, widths, strict=True))
+    return AttentionWeights(
+        q,
+        k,
+        v,
+        q_bias,
+        k_bias,
+        v_bias,
+        _double(proj.weight).reshape(-1, s.heads, s.vo),
+        None if proj.bias is None else _double(proj.bias),
+    )
+
+
+def replace_attention(model: nn.Module, block: Block, weights: AttentionWeights) -> None:
+    """Put a PrunedAttention with these weights in the place of the block's attention, in the dense dtype."""
+    (heads, qk, _), vo = weights.q.shape, weights.v.shape[1]
+    biases = weights.q_bias is not None, weights.proj_bias is not None
+    attn = resize_attention(model, block, AttentionSizes(heads, qk, vo, block.scale, *biases))
+    rows = torch.cat([part.flatten(0, 1) for part in (weights.q, weights.k, weights.v)])
+    _assign(attn.qkv, rows, _stack((weights.q_bias, weights.k_bias, weights.v_bias)))
+    _assign(attn.proj, weights.proj.flatten(1), weights.proj_bias)
+
+
+def resize_attention(model: nn.Module, block: Block, sizes: AttentionSizes) -> PrunedAttention:
+    """Put an uninitialised PrunedAttention of these sizes in the place of the block's attention."""
+    dense = model.get_submodule(block.attn)
+    attn = PrunedAttention(dense, sizes).train(dense.training)
+    parent, _, name = block.attn.rpartition(".")
+    setattr(model.get_submodule(parent), name, attn)
+    return attn
+
+
+# --- MLP ------------------------------------------------------------------------------------------------------
+
+
+def _fc1_names(mlp: nn.Module) -> tuple[str, ...]:
+    return ("fc1_g", "fc1_x") if isinstance(mlp, SwiGLU) else ("fc1",)
+
+
+def mlp_weights(model: nn.Module, block: Block) -> MlpWeights:
+    """The linear layers of a block's MLP, in float64. A gated MLP gives two fc1, value and gate in timm's order."""
+    mlp = model.get_submodule(block.mlp)
+    fc2 = _fc2(mlp)
+    weights: list[Tensor] = []
+    biases: list[Tensor | None] = []
+    for name in _fc1_names(mlp):
+        fc1 = _linear(mlp, name)
+        parts = fc1.out_features // fc2.in_features  # 2 where a packed fc1 holds value and gate
+        weights += _double(fc1.weight).chunk(parts)
+        biases += [None] * parts if fc1.bias is None else _double(fc1.bias).chunk(parts)
+    bias = None if fc2.bias is None else _double(fc2.bias)
+    return MlpWeights(tuple(weights), tuple(biases), _double(fc2.weight), bias)
+
+
+def replace_mlp(model: nn.Module, block: Block, weights: MlpWeights) -> None:
+    """Put linear layers with these weights in the place of the MLP's, in the dense dtype."""
+    mlp = resize_mlp(model, block, weights.fc2.shape[1], weights.fc2_bias is not None)
+    names = _fc1_names(mlp)
+    per_layer = len(weights.fc1) // len(names)
+    for i, name in enumerate(names):
+        part = slice(i * per_layer, (i + 1) * per_layer)
+        _assign(_linear(mlp, name), torch.cat(weights.fc1[part]), _stack(weights.fc1_bias[part]))
+    _assign(_fc2(mlp), weights.fc2, weights.fc2_bias)
+
+
+def resize_mlp(model: nn.Module, block: Block, hidden: int, fc2_bias: bool) -> nn.Module:
+    """Put uninitialised linear layers with `hidden` channels in the place of the MLP's."""
+    mlp = model.get_submodule(block.mlp)
+    fc2 = _fc2(mlp)
+    for name in _fc1_names(mlp):
+        fc1 = _linear(mlp, name)
+        rows = hidden * (fc1.out_features // fc2.in_features)
+        setattr(mlp, name, _empty(fc1.in_features, rows, fc1.bias is not None, fc1.weight))
+    mlp.fc2 = _empty(hidden, fc2.out_features, fc2_bias, fc2.weight)
+    return mlp
+
+
+# --- modules --------------------------------------------------------------------------------------------------
+
+
+def _empty(inputs: int, outputs: int, bias: bool, like: Tensor) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=bias, device=like.device, dtype=like.dtype)
+
+
+@torch.no_grad()
+def _assign(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
+    linear.weight.copy_(weight)
+    if bias is not None:
+        linear.bias.copy_(bias)

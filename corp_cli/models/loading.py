@@ -1,0 +1,133 @@
+"""Dense models from timm, the hub, a bundled file or a checkpoint; and their skeletons, without any network."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.models import load_model_config_from_hf
+from torch import Tensor, nn
+
+from corp_cli.config import ModelConfig
+from corp_cli.errors import CorpError
+from corp_cli.models.bundled import BUNDLED
+from corp_cli.models.state_dict import fit_state_dict, read_state_dict
+
+DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """All that builds the dense architecture again: timm name, arguments, and the preprocessing of its images."""
+
+    name: str
+    args: dict[str, Any]
+    data: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return asdict(self)
+
+
+def load_dense(cfg: ModelConfig) -> tuple[nn.Module, ModelSpec]:
+    """The dense model named by `cfg` with its weights, in eval mode on the CPU, and what builds it again.
+
+    Raises CorpError for an unknown name, weights out of reach, or a checkpoint that does not fit.
+    """
+    bundled = BUNDLED.get(cfg.name)
+    name = bundled.timm_name if bundled else cfg.name
+    args = {**(bundled.args if bundled else {}), **cfg.args}
+    checkpoint = Path(cfg.checkpoint) if cfg.checkpoint else bundled.weights if bundled else None
+    state = read_state_dict(checkpoint) if checkpoint else None
+    model = _create(name, args, pretrained=cfg.pretrained and checkpoint is None)
+    if state is not None:
+        fit_state_dict(model, state, str(checkpoint))
+    _require_finite(model)
+    return model.eval(), _spec(model, name, args, bundled.data if bundled else {})
+
+
+def _create(name: str, args: dict[str, Any], pretrained: bool) -> nn.Module:
+    if ":" not in name and not timm.is_model(name.split(".")[0]):
+        near = difflib.get_close_matches(name, [*BUNDLED, *timm.list_models()], n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists the names."
+        raise CorpError(f"model.name={name} is neither a bundled model nor a timm model; {hint}")
+    try:
+        model = timm.create_model(name, pretrained=pretrained, **args)
+    except (TypeError, AssertionError) as error:
+        raise CorpError(f"{name} cannot be built with model.args={args}: {error}.") from error
+    except Exception as error:
+        if not pretrained:
+            raise CorpError(f"{name} cannot be built: {_first_line(error)}") from error
+        raise CorpError(
+            f"The weights of {name} cannot be fetched ({type(error).__name__}: {_first_line(error)}); without a "
+            "network, download them elsewhere and pass model.checkpoint=FILE.safetensors, or fill the hub's cache "
+            "(HF_HOME) and set HF_HUB_OFFLINE=1."
+        ) from error
+    if pretrained and not _has_weights(model):
+        raise CorpError(f"timm has no pretrained weights for {name}; pass model.checkpoint=FILE or another name.")
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _has_weights(model: nn.Module) -> bool:
+    cfg: Any = getattr(model, "pretrained_cfg", None) or {}
+    return any(cfg.get(key) for key in ("url", "hf_hub_id", "file", "state_dict"))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def _require_finite(model: nn.Module) -> None:
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CorpError(f"The weights hold NaN or infinite values in {name}; use a sound checkpoint.")
+
+
+def _spec(model: Any, name: str, args: dict[str, Any], data: dict[str, Any]) -> ModelSpec:
+    """Arguments that a tag or the hub's config would supply are made explicit, so that no network is needed later."""
+    source, _, hub_id = name.rpartition(":")
+    if source == "hf-hub":
+        _, name, hub_args = load_model_config_from_hf(hub_id)
+        args = {**(hub_args or {}), **args}
+    args = {**args, "num_classes": model.num_classes}
+    if hasattr(model, "patch_embed") and getattr(model.patch_embed, "img_size", None):
+        args["img_size"] = list(model.patch_embed.img_size)
+    data = {**timm.data.resolve_model_data_config(model), **data}
+    plain = {key: list(v) if isinstance(v, tuple) else v for key, v in data.items() if key in DATA_KEYS}
+    return ModelSpec(name, args, plain)
+
+
+def skeleton(spec: ModelSpec) -> nn.Module:
+    """The dense architecture with meta tensors: shapes without memory."""
+    with torch.device("meta"):
+        model = timm.create_model(spec.name, pretrained=False, **spec.args)
+    assert isinstance(model, nn.Module)
+    return model.eval()
+
+
+def empty_model(spec: ModelSpec) -> nn.Module:
+    """The dense architecture on the CPU, its tensors still to be filled; preprocessing as in `spec.data`."""
+    model: Any = skeleton(spec)
+    if any(module._non_persistent_buffers_set for module in model.modules()):
+        model = timm.create_model(spec.name, pretrained=False, **spec.args).eval()  # computed, not stored, buffers
+    else:
+        model.to_empty(device="cpu")
+    # resolve_model_data_config(model) then answers with the transform the model was calibrated with.
+    model.pretrained_cfg = {**model.pretrained_cfg, **spec.data}
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def parameters(model: nn.Module) -> int:
+    """Number of parameters."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def state_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict as contiguous CPU tensors."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}

@@ -1,0 +1,203 @@
+"""Stage 2, rank: a score for every unit (higher = keep), and the plan of what stays (paper Alg. 2 and 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from corp_cli.config import RankerConfig, SparsityConfig
+from corp_cli.errors import CorpError
+from corp_cli.models.adapter import block_weights
+from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, MlpWeights
+from corp_cli.statistics import BlockStatistics, Statistics
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per block, higher = keep: mlp [d], qk [H, dq], vo [H, dv], heads [H]; None where the group is not pruned."""
+
+    mlp: Tensor | None = None
+    qk: Tensor | None = None
+    vo: Tensor | None = None
+    heads: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Per block, the sorted indices that stay: mlp [m], heads [h], qk [h, k] and vo [h, v] of the kept heads.
+
+    mlp is None where the MLP is not pruned; heads, qk and vo are all None where the attention is not.
+    """
+
+    mlp: Tensor | None = None
+    heads: Tensor | None = None
+    qk: Tensor | None = None
+    vo: Tensor | None = None
+
+
+Plan = tuple[Kept, ...]  # one per block, first to last
+
+
+# --- rankers: (weights, statistics, generator) → score --------------------------------------------------------
+
+
+def mlp_activation(weights: MlpWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """r_j = E[x_j²] of hidden channel j (Alg. 2)."""
+    assert statistics.hidden is not None
+    return statistics.hidden.second_moment()
+
+
+def mlp_magnitude(weights: MlpWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """‖fc1_j‖ ‖fc2_:j‖ (with a gate, the norms of both rows)."""
+    score = weights.fc2.norm(dim=0)
+    for fc1 in weights.fc1:
+        score = score * fc1.norm(dim=1)
+    return score
+
+
+def mlp_random(weights: MlpWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """Uniform in [0, 1)."""
+    return torch.rand(weights.fc2.shape[1], generator=generator, dtype=torch.float64)
+
+
+def qk_activation(weights: AttentionWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """s_j = E[‖q_j‖² ‖k_j‖²], norms over the tokens of one image (Eq. 12, Alg. 4)."""
+    assert statistics.logits is not None
+    return statistics.logits.energy
+
+
+def qk_magnitude(weights: AttentionWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """‖w_Q,j‖² ‖w_K,j‖² (App. C, Eq. 36)."""
+    return weights.q.square().sum(-1) * weights.k.square().sum(-1)
+
+
+def qk_random(weights: AttentionWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """Uniform in [0, 1)."""
+    return torch.rand(weights.q.shape[:2], generator=generator, dtype=torch.float64)
+
+
+def vo_activation(weights: AttentionWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """E[o_j²] of every dimension of every head's output: Alg. 2 applied to the input of proj."""
+    assert statistics.head_output is not None
+    return statistics.head_output.second_moment().reshape(weights.v.shape[:2])
+
+
+def vo_magnitude(weights: AttentionWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """‖w_V,j‖ ‖proj_:j‖."""
+    return weights.v.norm(dim=-1) * weights.proj.norm(dim=0)
+
+
+def vo_random(weights: AttentionWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """Uniform in [0, 1)."""
+    return torch.rand(weights.v.shape[:2], generator=generator, dtype=torch.float64)
+
+
+def heads_activation(weights: AttentionWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """E‖o_h‖² of head h's output: Alg. 2 summed over the dimensions of a head."""
+    return vo_activation(weights, statistics, generator).sum(-1)
+
+
+def heads_magnitude(weights: AttentionWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """‖W_V,h‖_F ‖proj_h‖_F."""
+    return weights.v.flatten(1).norm(dim=1) * weights.proj.transpose(0, 1).flatten(1).norm(dim=1)
+
+
+def heads_random(weights: AttentionWeights, statistics: BlockStatistics, generator: torch.Generator) -> Tensor:
+    """Uniform in [0, 1)."""
+    return torch.rand(weights.v.shape[0], generator=generator, dtype=torch.float64)
+
+
+RANKERS: dict[str, dict[str, Callable[..., Tensor]]] = {
+    "mlp": {"activation": mlp_activation, "magnitude": mlp_magnitude, "random": mlp_random},
+    "qk": {"activation": qk_activation, "magnitude": qk_magnitude, "random": qk_random},
+    "vo": {"activation": vo_activation, "magnitude": vo_magnitude, "random": vo_random},
+    "heads": {"activation": heads_activation, "magnitude": heads_magnitude, "random": heads_random},
+}
+
+
+def rank(
+    model: nn.Module,
+    blocks: tuple[Block, ...],
+    statistics: Statistics,
+    groups: frozenset[str],
+    cfg: RankerConfig,
+    seed: int,
+) -> tuple[Scores, ...]:
+    """Scores of every block, for the groups that will be pruned and that the block allows."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = []
+    for block, statistic in zip(blocks, statistics, strict=True):
+        weights = block_weights(model, block)
+        found = {}
+        for group in GROUPS:
+            part = weights.mlp if group == "mlp" else weights.attn
+            if group in groups and group not in block.refusals and part is not None:
+                found[group] = RANKERS[group][getattr(cfg, group)](part, statistic, generator)
+        scores.append(Scores(**found))
+    return tuple(scores)
+
+
+# --- plan -----------------------------------------------------------------------------------------------------
+
+
+def kept_size(dense: int, fraction: float, round_to: int) -> int:
+    """Units to keep of `dense` when removing `fraction`: the nearest multiple of `round_to`, in [1, dense]."""
+    size = round(dense * (1 - fraction) / round_to) * round_to
+    return min(dense, max(size, min(round_to, dense)))
+
+
+def top(scores: Tensor, size: int) -> Tensor:
+    """Indices of the `size` largest scores of the last dimension, in ascending order; ties go to the lower index."""
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    return order[..., :size].sort(dim=-1).values
+
+
+def make_plan(scores: tuple[Scores, ...], blocks: tuple[Block, ...], cfg: SparsityConfig) -> Plan:
+    """Sizes as asked, the same for every block; within a block the units with the highest scores stay."""
+    fractions, round_to = cfg.fractions(), cfg.round_to
+    plan = []
+    for score, block in zip(scores, blocks, strict=True):
+        dense = block.sizes
+        mlp = heads = qk = vo = None
+        if score.mlp is not None and (size := kept_size(dense.mlp, fractions["mlp"], round_to)) < dense.mlp:
+            mlp = top(score.mlp, size)
+        if any(s is not None for s in (score.qk, score.vo, score.heads)):
+            heads = torch.arange(dense.heads)
+            if score.heads is not None:
+                heads = top(score.heads, kept_size(dense.heads, fractions["heads"], 1)).cpu()
+            qk = _kept_dimensions(score.qk, heads, dense.qk, fractions["qk"], round_to)
+            vo = _kept_dimensions(score.vo, heads, dense.vo, fractions["vo"], round_to)
+            if (len(heads), qk.shape[1], vo.shape[1]) == (dense.heads, dense.qk, dense.vo):
+                heads = qk = vo = None
+        plan.append(Kept(mlp, heads, qk, vo))
+    return tuple(plan)
+
+
+def _kept_dimensions(score: Tensor | None, heads: Tensor, dense: int, fraction: float, round_to: int) -> Tensor:
+    if score is None:
+        return torch.arange(dense).repeat(len(heads), 1)
+    return top(score[heads.to(score.device)], kept_size(dense, fraction, round_to))
+
+
+def check_supported(blocks: tuple[Block, ...], cfg: SparsityConfig) -> tuple[frozenset[str], list[str]]:
+    """The groups to prune, and what is left alone because the model does not allow it.
+
+    Raises CorpError naming the layer and the reason, unless `sparsity.skip_unsupported` is set.
+    """
+    groups = frozenset(group for group, fraction in cfg.fractions().items() if fraction > 0)
+    skipped = []
+    for group in sorted(groups):
+        refusals = [(b.attn if group != "mlp" else b.mlp, b.refusals[group]) for b in blocks if group in b.refusals]
+        if not refusals:
+            continue
+        layer, reason = refusals[0]
+        if not cfg.skip_unsupported:
+            raise CorpError(
+                f"{layer} does not allow sparsity.{group}: {reason}. Set sparsity.{group}=0, or "
+                "sparsity.skip_unsupported=true to leave such groups alone and prune the rest."
+            )
+        skipped.append(f"{group}: {len(refusals)} of {len(blocks)} blocks, first {layer}: {reason}")
+    return groups, skipped

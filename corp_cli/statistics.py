@@ -1,0 +1,34 @@
+"""What calibration measures of each block: the input of ranking and compensation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from corp_cli.linalg.moments import Moments
+
+
+@dataclass(frozen=True)
+class LogitStatistics:
+    """Second moments of queries and keys over all calibration tokens, float64.
+
+    gram_q, gram_k [H, d, d]: E[qqᵀ], E[kkᵀ], not centred; energy [H, d]: E[‖q_j‖²‖k_j‖²], norms over the tokens of
+    one image, mean over images (Eq. 12).
+    """
+
+    gram_q: Tensor
+    gram_k: Tensor
+    energy: Tensor
+
+
+@dataclass(frozen=True)
+class BlockStatistics:
+    """Statistics of one block; None for what the run does not need."""
+
+    hidden: Moments | None = None  # input of mlp.fc2
+    logits: LogitStatistics | None = None
+    head_output: Moments | None = None  # input of attn.proj, heads side by side
+
+
+Statistics = tuple[BlockStatistics, ...]  # one per block, first to last

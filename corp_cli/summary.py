@@ -1,0 +1,61 @@
+"""What a run says on the terminal when it is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+
+from corp_cli import console
+from corp_cli.export import CHECKPOINT
+from corp_cli.report import REPORT, Report
+
+
+def _change(dense: float, pruned: float, unit: float, suffix: str, digits: int) -> tuple[str, str, str]:
+    change = f"{100 * (pruned / dense - 1):+.1f}%" if dense else ""
+    return f"{dense / unit:.{digits}f}{suffix}", f"{pruned / unit:.{digits}f}{suffix}", change
+
+
+def summary(report: Report) -> Table:
+    """Dense against pruned: size, fidelity, accuracy and speed."""
+    table = Table(title=f"{report.model['name']}, {report.config['recipe']} recipe", title_justify="left")
+    for column in ("", "dense", "pruned", "change"):
+        table.add_column(column, justify="left" if column == "" else "right")
+    dense, pruned = report.size["dense"], report.size["pruned"]
+    unit, suffix = (1e6, " M") if dense["parameters"] >= 1e6 else (1e3, " k")
+    table.add_row("parameters", *_change(dense["parameters"], pruned["parameters"], unit, suffix, 2))
+    unit, suffix = (1e9, " G") if dense["macs"] >= 1e8 else (1e6, " M")
+    table.add_row("MACs", *_change(dense["macs"], pruned["macs"], unit, suffix, 3))
+    if report.throughput:
+        fast = report.throughput["images_per_second"]
+        table.add_row("images/s", *_change(fast["dense"], fast["pruned"], 1, "", 0))
+    before, after = report.evaluation["uncompensated"], report.evaluation["pruned"]
+    if report.evaluation["dense"]["top1"] is not None:
+        for key, label in (("top1", "top-1"), ("top5", "top-5")):
+            base = report.evaluation["dense"][key]
+            table.add_row(
+                label,
+                f"{base:.1f}%",
+                f"{after[key]:.1f}%",
+                f"{after[key] - base:+.1f} (uncompensated {before[key]:.1f}%)",
+            )
+    table.add_row("agreement", "", f"{after['agreement']:.1f}%", f"(uncompensated {before['agreement']:.1f}%)")
+    table.add_row("KL to dense", "", f"{after['kl']:.3f}", f"(uncompensated {before['kl']:.3f})")
+    return table
+
+
+def show(report: Report, folder: Path) -> None:
+    """The table, on which images it was measured, and one line that says where everything is."""
+    out, seen = console.out(), report.evaluation
+    out.print(summary(report))
+    what = "accuracy and fidelity" if seen["dense"]["top1"] is not None else "fidelity (no labels)"
+    out.print(
+        f"Calibrated on {report.calibration['images']} images of {report.calibration['source']}; "
+        f"{what} on {seen['images']} images of {seen['source']}"
+        f"{'' if seen['held_out'] else ', of which some were calibrated on'}.",
+        markup=False,
+    )
+    for line in report.sparsity["skipped"]:
+        console.warn(f"left alone: {line}")
+    seconds = sum(report.stage_seconds.values())
+    out.print(f"Wrote {CHECKPOINT} and {REPORT} to {folder} in {seconds:.1f} s.", markup=False)

@@ -1,0 +1,43 @@
+"""Slow float64 oracles for the method, written from the paper alone. Imports nothing from the package."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def affine_by_lstsq(x: Array, kept: list[int], pruned: list[int], ridge: float) -> tuple[Array, Array]:
+    """(B, c) minimising ‖X_P - (X_S Bᵀ + 1cᵀ)‖² / n + ridge ‖B‖² by least squares on an augmented system; x [n, d]."""
+    n, s = len(x), len(kept)
+    design = np.hstack([x[:, kept] / np.sqrt(n), np.ones((n, 1)) / np.sqrt(n)])
+    penalty = np.hstack([np.sqrt(ridge) * np.eye(s), np.zeros((s, 1))])
+    target = np.vstack([x[:, pruned] / np.sqrt(n), np.zeros((s, len(pruned)))])
+    solution = np.linalg.lstsq(np.vstack([design, penalty]), target, rcond=None)[0]
+    return solution[:s].T, solution[s]
+
+
+def sylvester_by_kronecker(gram_q: Array, gram_k: Array, rhs: Array, ridge: float) -> Array:
+    """M of G_Q M G_K + ridge M = C from the (s² x s²) linear system of its entries."""
+    s = len(gram_q)
+    system = np.kron(gram_q, gram_k.T) + ridge * np.eye(s * s)
+    return np.linalg.solve(system, rhs.reshape(-1)).reshape(s, s)
+
+
+def logit_objective(q: Array, k: Array, kept: list[int], pruned: list[int], m: Array) -> float:
+    """‖Q_P K_Pᵀ - Q_S M K_Sᵀ‖² over all pairs of tokens (Eq. 27 without the ridge); q, k [n, d]."""
+    missing = q[:, pruned] @ k[:, pruned].T - q[:, kept] @ m @ k[:, kept].T
+    return float((missing**2).sum())
+
+
+def softmax(x: Array) -> Array:
+    """Along the last axis."""
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def attention(x: Array, wq: Array, wk: Array, wv: Array, bq: Array, bk: Array, bv: Array, scale: float) -> Array:
+    """One head: softmax(scale QKᵀ)V for tokens x [n, D]; rows of w are head dimensions."""
+    q, k, v = x @ wq.T + bq, x @ wk.T + bk, x @ wv.T + bv
+    return softmax(scale * q @ k.T) @ v
