@@ -7,7 +7,7 @@ does not depend on the number of images.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,33 +29,23 @@ class _RunningLogits:
         self.energy = torch.zeros(heads, d, dtype=torch.float64, device=device)
 
     def add(self, qkv: Tensor) -> None:
-        """Take in the output [B, N, ...] of attn.qkv."""
-        batch, tokens, _ = qkv.shape
-        heads, d = self.block.sizes.heads, self.block.sizes.qk
-        q, k = qkv[..., : 2 * heads * d].reshape(batch, tokens, 2, heads, d).unbind(2)
-        self.energy += (q.square().sum(1).double() * k.square().sum(1).double()).sum(0).to(self.energy)
-        for total, x in ((self.gram_q, q), (self.gram_k, k)):
-            x = x.permute(2, 0, 1, 3).reshape(heads, batch * tokens, d)
-            total += (x.mT @ x).to(total)
-        self.tokens += batch * tokens
-        self.images += batch
+        """Take in the output [B, N, ...] of attn.qkv: one Gram matrix per image and head gives all three sums.
+
+        Its diagonal holds ‖q_j‖². Heads are taken one by one, as views, because batching them would copy qkv.
+        """
+        d, parts = self.block.sizes.qk, self.block.sizes.heads
+        for head in range(parts):
+            q, k = (qkv[..., start : start + d] for start in (head * d, (parts + head) * d))
+            gram_q, gram_k = q.mT @ q, k.mT @ k  # [B, d, d]
+            self.gram_q[head] += gram_q.sum(0, dtype=torch.float64).to(self.gram_q)
+            self.gram_k[head] += gram_k.sum(0, dtype=torch.float64).to(self.gram_k)
+            norms_q, norms_k = (gram.diagonal(dim1=1, dim2=2).double() for gram in (gram_q, gram_k))
+            self.energy[head] += (norms_q * norms_k).sum(0).to(self.energy)
+        self.tokens += qkv.shape[0] * qkv.shape[1]
+        self.images += qkv.shape[0]
 
     def result(self) -> LogitStatistics:
         return LogitStatistics(self.gram_q / self.tokens, self.gram_k / self.tokens, self.energy / self.images)
-
-
-def _input_rows(running: RunningMoments) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        running.add(args[0].flatten(0, -2))
-
-    return hook
-
-
-def _output(running: _RunningLogits) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        running.add(output)
-
-    return hook
 
 
 def accumulation_device(device: torch.device) -> torch.device:
@@ -63,46 +53,80 @@ def accumulation_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-@torch.inference_mode()
-def calibrate(
-    model: nn.Module,
-    blocks: tuple[Block, ...],
-    batches: Iterable[Tensor],
-    groups: frozenset[str],
-    device: torch.device,
-) -> Statistics:
-    """Statistics of every block over all images of `batches` [B, C, H, W], for the groups that will be pruned.
+class Calibration:
+    """Running statistics of every block, for the groups that will be pruned. Hooks are in place only during `add`."""
 
-    Raises CorpError when activations are not finite, naming the block.
-    """
-    home = accumulation_device(device)
-    running: list[dict[str, Any]] = []
-    handles = []
-    for block in blocks:
-        sums: dict[str, Any] = {}
-        if "mlp" in groups and "mlp" not in block.refusals:
-            fc2 = cast(nn.Linear, model.get_submodule(f"{block.mlp}.fc2"))
-            sums["hidden"] = RunningMoments(fc2.in_features, home)
-            handles.append(fc2.register_forward_pre_hook(_input_rows(sums["hidden"])))
-        if "qk" in groups and "qk" not in block.refusals:
-            sums["logits"] = _RunningLogits(block, home)
-            qkv = model.get_submodule(f"{block.attn}.qkv")
-            handles.append(qkv.register_forward_hook(_output(sums["logits"])))
-        if groups & {"vo", "heads"} and not {"vo", "heads"} <= block.refusals.keys():
-            proj = cast(nn.Linear, model.get_submodule(f"{block.attn}.proj"))
-            sums["head_output"] = RunningMoments(proj.in_features, home)
-            handles.append(proj.register_forward_pre_hook(_input_rows(sums["head_output"])))
-        running.append(sums)
-    try:
-        for images in batches:
-            model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    statistics = tuple(BlockStatistics(**{name: total.result() for name, total in sums.items()}) for sums in running)
-    for block, found in zip(blocks, statistics, strict=True):
-        _require_finite(block, found)
-    return statistics
+    def __init__(
+        self, model: nn.Module, blocks: tuple[Block, ...], groups: frozenset[str], device: torch.device
+    ) -> None:
+        self.model, self.blocks = model, blocks
+        home = accumulation_device(device)
+        self.sums: list[dict[str, Any]] = [_empty_sums(block, groups, home) for block in blocks]
+
+    @torch.inference_mode()
+    def add(self, images: Tensor) -> None:
+        """Run the dense model on images [B, C, H, W] and take in what its blocks compute."""
+        handles = []
+        for block, sums in zip(self.blocks, self.sums, strict=True):
+            if "hidden" in sums:
+                fc2 = self.model.get_submodule(f"{block.mlp}.fc2")
+                handles.append(fc2.register_forward_pre_hook(_take_input(sums["hidden"])))
+            if "head_output" in sums:
+                proj = self.model.get_submodule(f"{block.attn}.proj")
+                handles.append(proj.register_forward_pre_hook(_take_input(sums["head_output"])))
+            if "logits" in sums:
+                qkv = self.model.get_submodule(f"{block.attn}.qkv")
+                handles.append(qkv.register_forward_hook(_take_output(sums["logits"])))
+        try:
+            self.model(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def result(self) -> Statistics:
+        """The statistics of everything taken in. Raises CorpError when they are not finite, naming the block."""
+        statistics = tuple(
+            BlockStatistics(**{name: total.result() for name, total in sums.items()}) for sums in self.sums
+        )
+        for block, found in zip(self.blocks, statistics, strict=True):
+            _require_finite(block, found)
+        return statistics
+
+
+def _empty_sums(block: Block, groups: frozenset[str], device: torch.device) -> dict[str, Any]:
+    """What is to be measured of a block: fields of BlockStatistics by name."""
+    sums: dict[str, Any] = {}
+    if "mlp" in groups and "mlp" not in block.refusals:
+        sums["hidden"] = RunningMoments(block.sizes.mlp, device)
+    if "qk" in groups and "qk" not in block.refusals:
+        sums["logits"] = _RunningLogits(block, device)
+    if (groups & {"vo", "heads"}) - block.refusals.keys():
+        sums["head_output"] = RunningMoments(block.sizes.heads * block.sizes.vo, device)
+    return sums
+
+
+def _take_input(running: RunningMoments) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        running.add(args[0].flatten(0, -2))
+
+    return hook
+
+
+def _take_output(running: _RunningLogits) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        running.add(output)
+
+    return hook
+
+
+def calibrate(
+    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], groups: frozenset[str], device: torch.device
+) -> Statistics:
+    """Statistics of every block over all images of `batches` [B, C, H, W], for the groups that will be pruned."""
+    calibration = Calibration(model, blocks, groups, device)
+    for images in batches:
+        calibration.add(images)
+    return calibration.result()
 
 
 def _require_finite(block: Block, statistics: BlockStatistics) -> None:

@@ -53,7 +53,10 @@ def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()  # with the user's umask; safetensors alone makes files that only their owner can read
+        mode = partial.stat().st_mode
         save_file(state_tensors(model), partial, metadata={"format": "pt", FORMAT: manifest.to_json()})
+        partial.chmod(mode)
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         raise CorpError(f"{path} cannot be written ({error}); check space and permissions.") from error

@@ -22,7 +22,7 @@ from corp_cli.linalg.ridge import (
 )
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import AttentionWeights, Block, MlpWeights
-from corp_cli.rank import Kept, Plan
+from corp_cli.rank import KeptAttention, Plan
 from corp_cli.statistics import BlockStatistics, LogitStatistics, Statistics
 
 
@@ -150,10 +150,9 @@ def compensate_qk(
 
 
 def compensate_attention(
-    weights: AttentionWeights, statistics: BlockStatistics, kept: Kept, cfg: CompensationConfig
+    weights: AttentionWeights, statistics: BlockStatistics, kept: KeptAttention, cfg: CompensationConfig
 ) -> tuple[AttentionWeights, dict[str, GroupError]]:
     """The attention of one block cut to `kept`: values and proj first, then queries and keys."""
-    assert kept.heads is not None and kept.qk is not None and kept.vo is not None
     heads, qk, vo = (index.to(weights.proj.device) for index in (kept.heads, kept.qk, kept.vo))
     errors: dict[str, GroupError] = {}
     if statistics.head_output is not None:
@@ -180,8 +179,8 @@ def compensate(
         if kept.mlp is not None and dense.mlp is not None and statistic.hidden is not None:
             mlp, found["mlp"] = compensate_mlp(dense.mlp, statistic.hidden, kept.mlp, cfg)
             replace_mlp(pruned, block, mlp)
-        if kept.heads is not None and dense.attn is not None:
-            attn, of_attention = compensate_attention(dense.attn, statistic, kept, cfg)
+        if kept.attn is not None and dense.attn is not None:
+            attn, of_attention = compensate_attention(dense.attn, statistic, kept.attn, cfg)
             found.update(of_attention)
             replace_attention(pruned, block, attn)
         errors.append(found)

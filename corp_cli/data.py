@@ -114,14 +114,19 @@ def with_labels(images: ImageSet, num_classes: int, wordnet: dict[str, int]) -> 
     return ImageSet(images.source, images.items, images.folders, tuple(index[name] for name in names))
 
 
-class _Preprocessed(Dataset[tuple[Tensor, int]]):
+class _Preprocessed(Dataset[tuple[Tensor, int] | str]):
+    """Preprocessed images with their labels; for an image that cannot be read, a sentence that says so.
+
+    An exception raised in a worker would reach the user wrapped in that worker's traceback.
+    """
+
     def __init__(self, images: ImageSet, transform: Callable[[Image.Image], Tensor]) -> None:
         self.images, self.transform = images, transform
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
         item = self.images.items[index]
         label = -1 if self.images.labels is None else self.images.labels[index]
         if isinstance(item, Tensor):
@@ -130,7 +135,14 @@ class _Preprocessed(Dataset[tuple[Tensor, int]]):
             with Image.open(item) as image:
                 return self.transform(image), label
         except (UnidentifiedImageError, OSError, ValueError) as error:
-            raise CorpError(f"{item} cannot be read as an image ({error}); remove or replace it.") from error
+            return f"{item} cannot be read as an image ({error}); remove or replace it."
+
+
+def _collate(samples: list[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor] | str:
+    read = [sample for sample in samples if not isinstance(sample, str)]
+    if len(read) < len(samples):
+        return next(sample for sample in samples if isinstance(sample, str))
+    return torch.stack([image for image, _ in read]), torch.tensor([label for _, label in read])
 
 
 def batches(
@@ -140,15 +152,22 @@ def batches(
     num_workers: int,
     pin_memory: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of ([B, C, H, W], labels [B], -1 where unknown), in the order of `images`, decoded in workers."""
+    """Batches of ([B, C, H, W], labels [B], -1 where unknown), in the order of `images`, decoded in workers.
+
+    Raises CorpError naming an image that cannot be read.
+    """
     in_memory = isinstance(images.items[0], Tensor)
     loader = DataLoader(
         _Preprocessed(images, transform),
         batch_size,
-        num_workers=0 if in_memory else min(num_workers, -(-len(images) // batch_size)),
+        num_workers=0 if in_memory else min(num_workers, batch_count(images, batch_size)),
+        collate_fn=_collate,
         pin_memory=pin_memory,
     )
-    yield from loader
+    for batch in loader:
+        if isinstance(batch, str):
+            raise CorpError(batch)
+        yield batch
 
 
 def batch_count(images: ImageSet, batch_size: int) -> int:

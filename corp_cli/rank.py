@@ -26,16 +26,20 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Per block, the sorted indices that stay: mlp [m], heads [h], qk [h, k] and vo [h, v] of the kept heads.
+class KeptAttention:
+    """The sorted indices that stay in an attention: heads [h], and qk [h, k], vo [h, v] within the kept heads."""
 
-    mlp is None where the MLP is not pruned; heads, qk and vo are all None where the attention is not.
-    """
+    heads: Tensor
+    qk: Tensor
+    vo: Tensor
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stays of a block: sorted hidden channels mlp [m], and its attention; None where nothing is pruned."""
 
     mlp: Tensor | None = None
-    heads: Tensor | None = None
-    qk: Tensor | None = None
-    vo: Tensor | None = None
+    attn: KeptAttention | None = None
 
 
 Plan = tuple[Kept, ...]  # one per block, first to last
@@ -160,19 +164,16 @@ def make_plan(scores: tuple[Scores, ...], blocks: tuple[Block, ...], cfg: Sparsi
     fractions, round_to = cfg.fractions(), cfg.round_to
     plan = []
     for score, block in zip(scores, blocks, strict=True):
-        dense = block.sizes
-        mlp = heads = qk = vo = None
+        dense, mlp = block.sizes, None
         if score.mlp is not None and (size := kept_size(dense.mlp, fractions["mlp"], round_to)) < dense.mlp:
             mlp = top(score.mlp, size)
-        if any(s is not None for s in (score.qk, score.vo, score.heads)):
-            heads = torch.arange(dense.heads)
-            if score.heads is not None:
-                heads = top(score.heads, kept_size(dense.heads, fractions["heads"], 1)).cpu()
-            qk = _kept_dimensions(score.qk, heads, dense.qk, fractions["qk"], round_to)
-            vo = _kept_dimensions(score.vo, heads, dense.vo, fractions["vo"], round_to)
-            if (len(heads), qk.shape[1], vo.shape[1]) == (dense.heads, dense.qk, dense.vo):
-                heads = qk = vo = None
-        plan.append(Kept(mlp, heads, qk, vo))
+        heads = torch.arange(dense.heads)
+        if score.heads is not None:
+            heads = top(score.heads, kept_size(dense.heads, fractions["heads"], 1)).cpu()
+        qk = _kept_dimensions(score.qk, heads, dense.qk, fractions["qk"], round_to)
+        vo = _kept_dimensions(score.vo, heads, dense.vo, fractions["vo"], round_to)
+        pruned = (len(heads), qk.shape[1], vo.shape[1]) != (dense.heads, dense.qk, dense.vo)
+        plan.append(Kept(mlp, KeptAttention(heads, qk, vo) if pruned else None))
     return tuple(plan)
 
 

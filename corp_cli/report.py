@@ -102,7 +102,13 @@ def make_report(
     speed = found.images_per_second
     return Report(
         schema_version=SCHEMA_VERSION,
-        model={"name": cfg.model.name, "dense_sha256": manifest.dense_sha256, **manifest.model.to_dict()},
+        model={
+            "name": cfg.model.name,
+            "timm_name": manifest.model.name,
+            "args": manifest.model.args,
+            "data": manifest.model.data,
+            "dense_sha256": manifest.dense_sha256,
+        },
         config=asdict(cfg),
         seed=cfg.seed,
         environment=environment(inputs.device),

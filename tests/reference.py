@@ -22,7 +22,7 @@ def sylvester_by_kronecker(gram_q: Array, gram_k: Array, rhs: Array, ridge: floa
     """M of G_Q M G_K + ridge M = C from the (s² x s²) linear system of its entries."""
     s = len(gram_q)
     system = np.kron(gram_q, gram_k.T) + ridge * np.eye(s * s)
-    return np.linalg.solve(system, rhs.reshape(-1)).reshape(s, s)
+    return np.linalg.solve(system, rhs.reshape(-1)).reshape(s, s).astype(np.float64)
 
 
 def logit_objective(q: Array, k: Array, kept: list[int], pruned: list[int], m: Array) -> float:

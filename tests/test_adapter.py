@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -20,7 +21,7 @@ from corp_cli.models.attention import PrunedAttention
 from corp_cli.models.blocks import Block
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
-from corp_cli.rank import Kept, check_supported, make_plan, rank
+from corp_cli.rank import Kept, KeptAttention, check_supported, make_plan, rank
 from tests import variants
 
 CPU = torch.device("cpu")
@@ -79,7 +80,7 @@ def kept_sets(block: Block, groups: frozenset[str], generator: torch.Generator) 
         return torch.stack([some(dense, size) for _ in heads])
 
     mlp = some(block.sizes.mlp, block.sizes.mlp // 2) if "mlp" in groups else None
-    return Kept(mlp, heads, dimensions("qk", block.sizes.qk), dimensions("vo", block.sizes.vo))
+    return Kept(mlp, KeptAttention(heads, dimensions("qk", block.sizes.qk), dimensions("vo", block.sizes.vo)))
 
 
 @torch.no_grad()
@@ -92,10 +93,11 @@ def silence(model: nn.Module, block: Block, kept: Kept) -> None:
         fc2[:, kept.mlp] = weights.mlp.fc2[:, kept.mlp]
         replace_mlp(model, block, replace(weights.mlp, fc2=fc2))
     attn = weights.attn
-    assert attn is not None and kept.heads is not None and kept.qk is not None and kept.vo is not None
+    assert attn is not None
+    assert kept.attn is not None
     proj, q = torch.zeros_like(attn.proj), torch.zeros_like(attn.q)
     q_bias = None if attn.q_bias is None else torch.zeros_like(attn.q_bias)
-    for head, qk, vo in zip(kept.heads.tolist(), kept.qk, kept.vo, strict=True):
+    for head, qk, vo in zip(kept.attn.heads.tolist(), kept.attn.qk, kept.attn.vo, strict=True):
         proj[:, head, vo] = attn.proj[:, head, vo]
         q[head, qk] = attn.q[head, qk]
         if q_bias is not None and attn.q_bias is not None:
@@ -121,7 +123,8 @@ def test_units_that_contribute_nothing_are_cut_without_a_trace(variant: str) -> 
 
 def prune_half(model: nn.Module, x: Tensor, groups: frozenset[str]) -> nn.Module:
     blocks = blocks_of(model)
-    sparsity = SparsityConfig(**dict.fromkeys(groups, 0.5), round_to=1)
+    half: dict[str, Any] = dict.fromkeys(groups, 0.5)
+    sparsity = SparsityConfig(**half, round_to=1)
     statistics = calibrate(model, blocks, x.split(2), groups, CPU)
     plan = make_plan(rank(model, blocks, statistics, groups, RankerConfig(), 0), blocks, sparsity)
     return compensate(model, blocks, statistics, plan, CompensationConfig())[0]
@@ -133,7 +136,7 @@ def test_pruned_models_run_train_and_come_back_bitwise(variant: str, tmp_path: P
     pruned = prune_half(model, x, allowed(variant))
     dense_parameters = {name: p.clone() for name, p in model.named_parameters()}
     pruned(x).square().mean().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in pruned.blocks.parameters())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in pruned.get_submodule("blocks").parameters())
     assert all(torch.equal(p, dense_parameters[name]) for name, p in model.named_parameters())
     name, args = variants.arguments(variant)
     if "mlp_layer" in args:
@@ -148,8 +151,9 @@ def test_pruned_models_run_train_and_come_back_bitwise(variant: str, tmp_path: P
 def test_unsupported_groups_are_refused_by_layer_or_skipped_on_request(variant: str) -> None:
     blocks = blocks_of(variants.build(variant))
     for group in variants.REFUSED[variant]:
+        asked: dict[str, Any] = {group: 0.5}
         with pytest.raises(CorpError, match=rf"blocks\.0\.\w+ does not allow sparsity\.{group}: .*normalise"):
-            check_supported(blocks, SparsityConfig(**{group: 0.5}))
+            check_supported(blocks, SparsityConfig(**asked))
     sparsity = SparsityConfig(mlp=0.5, qk=0.5, vo=0.5, heads=0.5, skip_unsupported=True)
     groups, skipped = check_supported(blocks, sparsity)
     assert groups == ALL_GROUPS
@@ -198,7 +202,13 @@ def test_weights_are_split_by_head_as_the_module_splits_them() -> None:
     weights = attention_weights(model, block)
     qkv = model.get_submodule(f"{block.attn}.qkv")
     q, k, v = qkv(x).reshape(1, 5, 3, 2, 16).permute(2, 0, 3, 1, 4).unbind(0)
-    assert weights.q_bias is not None and weights.k_bias is not None and weights.v_bias is not None
-    for got, weight, bias in ((q, weights.q, weights.q_bias), (k, weights.k, weights.k_bias), (v, weights.v, weights.v_bias)):
+    assert weights.q_bias is not None
+    assert weights.k_bias is not None
+    assert weights.v_bias is not None
+    for got, weight, bias in (
+        (q, weights.q, weights.q_bias),
+        (k, weights.k, weights.k_bias),
+        (v, weights.v, weights.v_bias),
+    ):
         expected = torch.einsum("bnd,hkd->bhnk", x, weight.float()) + bias.float()[:, None]
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from corp_cli.linalg.logits import logit_error, missing_logits, split_factors, sylvester, take
-from corp_cli.linalg.moments import Moments, RunningMoments, gram
+from corp_cli.linalg.moments import Moments, RunningMoments, add_upper_gram, symmetric
 from corp_cli.linalg.ridge import affine_error, affine_prediction, fold, mean_prediction, no_prediction, solve_spd
 from tests import reference
 
@@ -44,9 +44,10 @@ def split(d: int, kept: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("d", [1, 5, 64, 65, 200])
-def test_gram_is_the_full_product(d: int) -> None:
-    x = normal(d, 7, d)
-    torch.testing.assert_close(gram(x), x.T @ x, rtol=1e-12, atol=1e-12)
+def test_upper_gram_holds_the_full_product(d: int) -> None:
+    x, total = normal(d, 7, d), torch.zeros(d, d, dtype=torch.float64)
+    add_upper_gram(total, x)
+    torch.testing.assert_close(symmetric(total), x.T @ x, rtol=1e-12, atol=1e-12)
 
 
 @settings(deadline=None)
@@ -137,7 +138,9 @@ def test_singular_covariance_is_solved_without_ridge(kind: str) -> None:
 
 def test_solve_spd_takes_the_smallest_solution_of_a_singular_system() -> None:
     a = torch.diag(torch.tensor([2.0, 0.0], dtype=torch.float64))
-    torch.testing.assert_close(solve_spd(a, torch.tensor([[4.0], [0.0]]).double()), torch.tensor([[2.0], [0.0]]).double())
+    torch.testing.assert_close(
+        solve_spd(a, torch.tensor([[4.0], [0.0]]).double()), torch.tensor([[2.0], [0.0]]).double()
+    )
 
 
 # --- logits ---------------------------------------------------------------------------------------------------

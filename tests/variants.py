@@ -8,7 +8,14 @@ import timm
 import torch
 from torch import Tensor, nn
 
-SMALL: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 16, "num_classes": 7}
+SMALL: dict[str, Any] = {
+    "embed_dim": 32,
+    "depth": 2,
+    "num_heads": 2,
+    "img_size": 32,
+    "patch_size": 16,
+    "num_classes": 7,
+}
 
 # name → (timm name, arguments besides SMALL)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

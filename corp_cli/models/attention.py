@@ -48,15 +48,20 @@ class PrunedAttention(nn.Module):
         qk, vo = self.num_heads * self.qk_dim, self.num_heads * self.v_dim
         q, k, v = self.qkv(x).split([qk, qk, vo], dim=-1)
         q, k, v = (t.reshape(batch, tokens, self.num_heads, -1).transpose(1, 2) for t in (q, k, v))
+        q, k = self.q_norm(q), self.k_norm(k)
+        if x.device.type == "cpu" and self.qk_dim != self.v_dim:
+            # PyTorch's fast CPU kernel wants equal widths; zeros change nothing and cost less than its slow path.
+            width = max(self.qk_dim, self.v_dim)
+            q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
         out = F.scaled_dot_product_attention(
-            self.q_norm(q),
-            self.k_norm(k),
+            q,
+            k,
             v,
             attn_mask=attn_mask,
             dropout_p=self.attn_drop.p if self.training else 0.0,
             is_causal=is_causal,
             scale=self.scale,
-        )
+        )[..., : self.v_dim]
         out = self.norm(out.transpose(1, 2).reshape(batch, tokens, vo))
         projected: Tensor = self.proj_drop(self.proj(out))
         return projected

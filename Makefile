@@ -1,0 +1,39 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SOURCES := corp_cli scripts tests
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint check hooks clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+demo: $(VENV)/.demo  ## set up, then prune the bundled vision transformer on the bundled images
+	$(BIN)/corp prune
+
+test: $(VENV)/.dev  ## set up, then run all tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
+
+lint: $(VENV)/.dev  ## ruff (lint and format) and mypy
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+check: lint test  ## lint and test
+
+hooks: $(VENV)/.dev  ## run `make lint` before every commit
+	printf '#!/bin/sh\nexec make lint\n' > $$(git rev-parse --git-path hooks)/pre-commit
+	chmod +x $$(git rev-parse --git-path hooks)/pre-commit
+
+clean:  ## remove the environment and what tools left behind
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.demo: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@

@@ -1,0 +1,37 @@
+"""Prune vision transformers in one shot, from Python: `prune(load_config("model=deit_tiny"), output_dir)`.
+
+Importing this package imports no torch: the names below are looked up when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from corp_cli.errors import CorpError
+from corp_cli.version import __version__
+
+if TYPE_CHECKING:
+    from corp_cli.checkpoint import load_pruned
+    from corp_cli.config import load_config
+    from corp_cli.pipeline import prune
+
+__all__ = ["CorpError", "__version__", "load_config", "load_pruned", "prune"]
+
+_HOMES = {
+    "load_config": "corp_cli.config",
+    "load_pruned": "corp_cli.checkpoint",
+    "prune": "corp_cli.pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The export `name`, from the module that defines it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The exports, also those not yet imported."""
+    return sorted({*globals(), *__all__})

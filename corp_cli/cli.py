@@ -1,0 +1,172 @@
+"""The command line: argv → Hydra → command. Imports no torch: completion and --help answer at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Sequence
+
+from corp_cli.errors import CorpError
+from corp_cli.version import __version__
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from corp_cli.config import InfoConfig, PruneConfig
+
+COMMANDS = {
+    "prune": "prune a vision transformer in one shot, from a folder of unlabelled images",
+    "info": "describe a pruned checkpoint",
+}
+OVERVIEW = """\
+corp makes trained vision transformers smaller and faster in one shot, from a folder of unlabelled images.
+
+Usage: corp COMMAND [group=choice] [key=value] [flags]
+
+Commands:
+{commands}
+
+Examples:
+  corp prune                                                 the bundled digit classifier, offline
+  corp prune model=deit_tiny calibration.path=photos         a timm model and your own images
+  corp prune -m sparsity.joint=0.25,0.5,0.75                 one run per value
+  corp info checkpoint=FILE                                  the pruned.safetensors of a run
+
+Every command explains itself: corp prune --help
+Shell completion: eval "$(corp -sc install=bash)", the same with zsh, or corp -sc install=fish | source
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `corp <argv>` → its exit code: 0, 1 for a bug, 2 for a mistake in the input, 130 for Ctrl-C."""
+    try:
+        code = dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("corp: interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has left. Without this, Python would complain again when it flushes at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        return report(error)
+
+
+def dispatch(argv: list[str]) -> int:
+    """Do what `argv` asks for and return the exit code; errors are raised."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(
+            OVERVIEW.format(commands="\n".join(f"  {name:<7}{does}" for name, does in COMMANDS.items())),
+            end="",
+        )
+        return 0
+    if "--version" in argv:
+        print(f"corp {__version__}")
+        return 0
+    for flag in {"-sc", "--shell-completion"}.intersection(argv):
+        from corp_cli.completion import shell_completion
+
+        print(shell_completion("".join(argv[argv.index(flag) + 1 :][:1]), list(COMMANDS)))
+        return 0
+    command, *args = argv
+    if command in COMMANDS:
+        return run_command(command, args)
+    known = ", ".join(COMMANDS)
+    if command.startswith("-") or "=" in command:
+        raise CorpError(f"{command} must follow a command, as in corp prune {command}; there are {known}.")
+    near = get_close_matches(command, COMMANDS, n=1)
+    raise CorpError(f"There is no command {command}, only {known}" + (f"; did you mean {near[0]}?" if near else "."))
+
+
+def report(error: Exception, where: str = "") -> int:
+    """Tell the user in one line on stderr what went wrong (and `where`), and return the exit code."""
+    if os.environ.get("CORP_DEBUG") == "1":
+        traceback.print_exception(error)
+    message = " ".join(str(error).split())
+    if isinstance(error, CorpError):
+        print(f"corp: {where}{message}", file=sys.stderr)
+        return 2
+    advice = "set CORP_DEBUG=1 to see the traceback, and please report it"
+    print(f"corp: {where}unexpected error: {type(error).__name__}: {message}; {advice}", file=sys.stderr)
+    return 1
+
+
+def run_prune(config: PruneConfig, output_dir: Path) -> None:
+    """The job of `corp prune`."""
+    from corp_cli import pipeline
+
+    pipeline.run(config, output_dir)
+
+
+def run_info(config: InfoConfig, output_dir: Path) -> None:
+    """The job of `corp info`; it writes nothing to `output_dir`."""
+    from corp_cli import info
+
+    info.describe(str(config.checkpoint))
+
+
+JOBS: dict[str, Callable[[Any, Path], None]] = {"prune": run_prune, "info": run_info}
+
+
+def run_command(command: str, args: Sequence[str]) -> int:
+    """Run `corp <command> <args>` as a Hydra app, after checking the config of every job → the exit code."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    from corp_cli import hydra_app
+    from corp_cli.cli_errors import plain_errors
+    from corp_cli.config import SCHEMAS, config_dir, typed
+
+    flags = hydra_app.parse_flags(command, args)
+    loader = hydra_app.config_loader(flags.config_dir)
+    if flags.help:
+        from corp_cli.cli_help import help_text
+
+        print(help_text(command, flags, loader))
+        return 0
+    multirun, kept = hydra_app.check(command, flags, loader)
+    failures: list[tuple[Exception, str]] = []
+    unused: set[Path] = set()
+    process = os.getpid()
+
+    def job(cfg: DictConfig) -> None:
+        here = HydraConfig.get()
+        output_dir = Path(here.runtime.output_dir)
+        where = f"job {here.job.num} ({' '.join(here.overrides.task)}): " if multirun else ""
+        if multirun:
+            print(f"corp: {where}{output_dir}", flush=True)
+        try:
+            JOBS[command](typed(cfg, SCHEMAS[command]), output_dir)
+        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, (CorpError, KeyboardInterrupt)):
+                unused.add(output_dir)
+            # Hydra prints lines of its own about an error that reaches it. In the processes of a launcher plugin
+            # it has to: they do not share `failures`.
+            if isinstance(error, KeyboardInterrupt) or os.getpid() != process:
+                raise
+            failures.append((error, where))
+
+    app = hydra.main(version_base="1.3", config_path=str(config_dir().resolve()), config_name=command)(job)
+    try:
+        with plain_errors(command, flags.overrides, loader), hydra_app.command_line(flags, args):
+            app()
+    except SystemExit as stop:  # after --hydra-help
+        return int(stop.code or 0)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+        raise CorpError(
+            f"Cannot write {error.filename}: {error.strerror}; choose another with {key}=FOLDER."
+        ) from error
+    finally:
+        for output_dir in unused:
+            hydra_app.remove_unused(output_dir, kept)
+    return min((report(*failure) for failure in failures), default=0)

@@ -1,0 +1,168 @@
+"""Hydra's and OmegaConf's errors as one plain sentence: what is wrong, by name, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any, Iterable, Iterator, Sequence
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException, ValidationError
+from yaml import MarkedYAMLError  # type: ignore[import-untyped]
+
+from corp_cli.config import SCHEMAS
+from corp_cli.errors import CorpError
+
+# OmegaConf's name of a type → what a user should write.
+EXPECTED = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
+
+
+@contextmanager
+def plain_errors(command: str, overrides: Sequence[str], loader: ConfigLoader) -> Iterator[None]:
+    """Raise CorpError, with a plain sentence, where Hydra refuses the config of `corp <command> <overrides>`."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, MarkedYAMLError, UserWarning, ValueError) as error:
+        raise CorpError(explain(error, command, overrides, loader)) from error
+
+
+def explain(error: Exception, command: str, overrides: Sequence[str], loader: ConfigLoader) -> str:
+    """The sentence for `error`: what is wrong, by name, and what to do."""
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override, command)
+    if isinstance(error, MissingConfigException) and error.options is None:
+        return _missing_config(error, loader)
+    if isinstance(error, MissingConfigException) or type(error) is ValueError:
+        for group, choice in _choices_made(overrides):
+            options = loader.get_group_options(group)
+            if options and choice not in options:
+                return _wrong_choice(group, choice, options, command)
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{mark.name}, line {mark.line + 1}, is not valid YAML: {error.problem}."
+    message = str(error)
+    if named := re.match(r"Could not override '(.+?)'", message):
+        return _unknown_key(named[1], overrides, command, loader)
+    if named := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", message):
+        key, _, value = named[1].partition("=")
+        return f"{named[1]} has several values; add -m to run each, or write '{key}=\"{value}\"' for one."
+    if named := re.match(r"Could not append to config. An item is already at '(.+?)'", message):
+        return f"{named[1]} is there already; leave out the +."
+    if named := re.match(r"Error merging override (.+)", message):
+        return _refused_value(named[1], error.__cause__, command, loader)
+    if "does not support sweep type" in message:
+        return "-m takes lists and ranges only, as in sparsity.joint=0.25,0.5 or seed=range(3)."
+    if named := re.match(r"In '(.+?)': \w+ raised while composing config:\n(.+)\n\s+full_key: (.+)", message):
+        return _wrong_in_file(f"{named[1]}.yaml", named[3], named[2], command)
+    if named := re.match(r"provider=hydra.searchpath.*, path=(.*) is not available", message):
+        return f"hydra.searchpath names {named[1]}, which is not a folder of configs."
+    return _in_short(error)
+
+
+def close_match(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`; did you mean …?` with the nearest of `known`, or an empty string when nothing is near."""
+    near = get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def keys_of(command: str) -> list[str]:
+    """Every key that `corp <command>` takes, dotted, in the order of the schema."""
+    return list(_dotted(SCHEMAS[command]))
+
+
+def _dotted(schema: Any, prefix: str = "") -> Iterator[str]:
+    for item in fields(schema):
+        if item.default_factory is not MISSING and is_dataclass(item.default_factory):
+            yield from _dotted(item.default_factory, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}"
+
+
+def _choices_made(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        if not override.is_sweep_override() and not override.is_delete():
+            yield override.key_or_group, override.get_value_element_as_str()
+
+
+def _one_of(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _unreadable(override: str, command: str) -> str:
+    key, equals, value = override.partition("=")
+    if equals and key.strip():
+        return f"{override} cannot be read; quote the value: '{key}=\"{value}\"'."
+    hint = f"; write checkpoint={override}" if command == "info" else close_match(override, keys_of(command))
+    return f"'{override}' is not of the form key=value{hint or f'; see corp {command} --help'}"
+
+
+def _missing_config(error: MissingConfigException, loader: ConfigLoader) -> str:
+    name = error.missing_cfg_file or "config"
+    group, _, choice = name.rpartition("/")
+    hidden = ("_dummy_empty_config_", *(f"{schema}_schema" for schema in SCHEMAS))
+    options = [option for option in loader.get_group_options(group) if option not in hidden]
+    where = re.match(r"In '(.+?)'", str(error))
+    asked = f"{where[1]}.yaml asks for the config {name}, which" if where else f"The config {name}"
+    known = f"; choose {_one_of(options)}." if options else "."
+    return f"{asked} does not exist{close_match(choice, options) or known}"
+
+
+def _wrong_choice(group: str, choice: str, options: Sequence[str], command: str) -> str:
+    # A choice that is only half alike may be meant for a key: model=deit_tiny_patch16_224, for model.name.
+    if near := close_match(choice, options, cutoff=0.75):
+        return f"{group}={choice} is not one of {', '.join(options)}{near}"
+    keys = [key for key in keys_of(command) if key.startswith(f"{group}.")]
+    single = f", or set a single key: {', '.join(keys)}" if keys else ""
+    return f"{group}={choice} is not a choice; choose {_one_of(options)}{single}."
+
+
+def _unknown_key(key: str, overrides: Sequence[str], command: str, loader: ConfigLoader) -> str:
+    if key.startswith("hydra"):
+        return f"Hydra has no setting {key}; see corp {command} --hydra-help"
+    given = next((override for override in overrides if override.startswith(key)), key)
+    parent, _, leaf = key.rpartition(".")
+    keys = keys_of(command)
+    if parent in keys:  # a free-form dictionary such as model.args
+        return f"{parent} holds no {leaf} yet; write +{given} to add it."
+    groups = {known.partition(".")[0] for known in keys if "." in known}
+    unknown = f"corp {command} has no key {key}"
+    if same_leaf := [known for known in keys if known.rpartition(".")[2] == leaf]:
+        return f"{unknown}; did you mean {_one_of(same_leaf)}?"
+    siblings = [known for known in keys if parent and known.startswith(f"{parent}.")]
+    near = close_match(key, siblings or [*groups, *keys], cutoff=0.75 if siblings else 0.6)
+    return unknown + (near or f"; use one of {', '.join(siblings or keys)}.")
+
+
+def _wrong_in_file(file: str, key: str, problem: str, command: str) -> str:
+    if problem.startswith("Key "):
+        return f"{file} sets {key}, which is no key of corp {command}{close_match(key, keys_of(command)) or '.'}"
+    return f"{file} sets {key} wrongly: {problem}."
+
+
+def _refused_value(override: str, cause: BaseException | None, command: str, loader: ConfigLoader) -> str:
+    key, _, value = override.lstrip("+~").partition("=")
+    if isinstance(cause, ValidationError):
+        converted = re.search(r"(?:could not be converted to|is not a valid) (\w+)", str(cause))
+        if converted and converted[1] in EXPECTED:
+            return f"{key}={value} is not valid; {key} must be {EXPECTED[converted[1]]}."
+        if value == "null":
+            return f"{key}=null is not valid; {key} must have a value."
+        return f"{key}={value} is not valid: {_in_short(cause)}"
+    if override.startswith("+"):
+        return _unknown_key(key, [override], command, loader)
+    return f"{override} is refused: {_in_short(cause)}" if isinstance(cause, Exception) else f"{override} is refused."
+
+
+def _in_short(error: Exception) -> str:
+    """Hydra's own words without its search paths, `full_key` lines and recipes for the shell."""
+    text = re.split(r"\n\s*(?:Config search path|Search path|To append|full_key|object_type)", str(error))[0]
+    key = getattr(error, "full_key", None)
+    short = " ".join(text.split()).rstrip(".")
+    if not short and isinstance(error.__cause__, Exception):
+        return _in_short(error.__cause__)
+    return f"{key}: {short}." if key else f"{short}."

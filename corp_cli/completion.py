@@ -1,0 +1,106 @@
+"""Shell completion for bash, zsh and fish: `corp -sc install|uninstall|query=SHELL`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from glob import escape, glob
+from pathlib import Path
+from typing import Sequence
+
+from corp_cli.config import COMPENSATIONS, RANKERS
+from corp_cli.errors import CorpError
+
+# Each function asks `corp -sc query` for candidates, one a line; no space follows those that end in '=', '.', '/'.
+# readline replaces only what follows the last of COMP_WORDBREAKS, so in bash candidates lose what stands before.
+INSTALL = {
+    "bash": r"""_corp_complete() {
+    local IFS=$'\n' line="${COMP_LINE:0:COMP_POINT}" word before= i
+    word="${line##*[[:space:]]}"
+    if [[ $COMP_WORDBREAKS == *=* ]]; then before="${word%"${word##*[=:]}"}"; fi
+    COMPREPLY=($(COMP_LINE="$line" "$1" -sc query=bash 2> /dev/null))
+    for i in "${!COMPREPLY[@]}"; do
+        [[ ${COMPREPLY[i]} == *[=./] ]] || COMPREPLY[i]+=" "
+        COMPREPLY[i]="${COMPREPLY[i]#"$before"}"
+    done
+}
+complete -o nospace -F _corp_complete corp""",
+    "zsh": r"""_corp_complete() {
+    local -a found
+    found=(${(f)"$(COMP_LINE="${(j: :)words[1,CURRENT-1]} $PREFIX" ${~words[1]} -sc query=zsh 2> /dev/null)"})
+    compadd -S '' -- ${(M)found:#*[=./]}
+    compadd -- ${found:#*[=./]}
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
+compdef _corp_complete corp""",
+    "fish": r"""function _corp_complete
+    set -l words (commandline -opc)
+    COMP_LINE=(commandline -cp) $words[1] -sc query=fish 2> /dev/null
+end
+complete -c corp -f -a '(_corp_complete)'""",
+}
+UNINSTALL = {
+    "bash": "complete -r corp; unset -f _corp_complete",
+    "zsh": "compdef -d corp; unfunction _corp_complete",
+    "fish": "complete -e -c corp; functions -e _corp_complete",
+}
+FLAGS = ("--help", "--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--hydra-help")
+PATH_KEYS = ("calibration.path", "evaluation.path", "model.checkpoint", "checkpoint")
+VALUES = {
+    **{f"ranker.{group}": RANKERS for group in ("mlp", "qk", "vo", "heads")},
+    **{f"compensation.{group}": choices for group, choices in COMPENSATIONS.items()},
+    "device": ("auto", "cpu", "cuda", "mps"),
+}
+
+
+def shell_completion(request: str, commands: Sequence[str]) -> str:
+    """What `corp -sc <request>` prints: a script for the shell to run, or the candidates, one a line."""
+    action, _, shell = request.partition("=")
+    if action not in ("install", "uninstall", "query") or shell not in INSTALL:
+        raise CorpError(f"-sc needs install=SHELL or uninstall=SHELL, SHELL one of {', '.join(INSTALL)}.")
+    if action == "query":
+        # Half-typed words are the rule here: what cannot be completed is no error.
+        with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            return "\n".join(candidates(os.environ.get("COMP_LINE", ""), commands))
+        return ""
+    return INSTALL[shell] if action == "install" else UNINSTALL[shell]
+
+
+def candidates(line: str, commands: Sequence[str]) -> list[str]:
+    """What the last word of the command line `line` (up to the cursor) can become."""
+    _, _, typed = line.lstrip().partition(" ")
+    command, space, rest = typed.lstrip().partition(" ")
+    if not space:
+        return [name for name in commands if name.startswith(command)]
+    if command not in commands:
+        return []
+    words = rest.split()
+    word = "" if not rest or rest[-1].isspace() else words.pop()
+    if words and words[-1] in ("--config-dir", "-cd"):
+        return _paths(word)
+    if word.startswith("-"):
+        return [flag for flag in FLAGS if flag.startswith(word)]
+    key, equals, value = word.partition("=")
+    if equals and key in PATH_KEYS:
+        return [f"{key}={path}" for path in _paths(value)]
+    if equals and key in VALUES:
+        return [f"{key}={choice}" for choice in VALUES[key] if choice.startswith(value)]
+    return _hydra_candidates(command, words, word)
+
+
+def _paths(start: str) -> list[str]:
+    """Files and folders/ whose path begins with `start`, without those that need quoting."""
+    found = sorted(path for path in glob(f"{escape(start)}*") if not set(path) & set(" \t\n=,'\""))
+    return [f"{path}/" if Path(path).is_dir() else path for path in found]
+
+
+def _hydra_candidates(command: str, words: list[str], word: str) -> list[str]:
+    from hydra._internal.core_plugins.bash_completion import BashCompletion
+
+    from corp_cli.hydra_app import config_loader, parse_flags
+
+    flags = parse_flags(command, words)
+    query = BashCompletion(config_loader(flags.config_dir))._query
+    found = query(flags.config_name or command, " ".join([*flags.overrides, word]))
+    return [candidate for candidate in found if not candidate.startswith("hydra")]

@@ -1,0 +1,137 @@
+"""What surrounds Hydra when it runs a command: flags, configs, the check before and the clean-up after."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+import warnings
+from argparse import Namespace
+from pathlib import Path
+from typing import Iterator, Sequence
+
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import setup_globals
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from corp_cli.cli_errors import plain_errors
+from corp_cli.config import SCHEMAS, config_dir, register, typed
+from corp_cli.errors import CorpError
+
+
+def parse_flags(command: str, args: Sequence[str]) -> Namespace:
+    """Hydra's flags and the `overrides` among `args`, in any order; unknown flags raise CorpError."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            flags = get_args_parser().parse_intermixed_args(args)
+    except SystemExit:
+        said = complaint.getvalue().rpartition("error: ")[2].strip()
+        raise CorpError(f"{said[:1].upper()}{said[1:]}; see corp {command} --help") from None
+    for name in ("config_path", "experimental_rerun"):
+        if getattr(flags, name) is not None:
+            raise CorpError(f"corp has no --{name.replace('_', '-')}; --config-dir adds a folder of configs.")
+    return flags
+
+
+def config_loader(extra_dir: str | None) -> ConfigLoaderImpl:
+    """Hydra's loader of corp's configs and, after them, of those in the folder given as --config-dir."""
+    version.setbase("1.3")
+    setup_globals()
+    register()
+    search_path = create_config_search_path(str(config_dir().resolve()))
+    if extra_dir is not None:
+        if not Path(extra_dir).is_dir():
+            raise CorpError(f"--config-dir {extra_dir} is not a folder; give one that holds YAML configs.")
+        where = f"file://{Path(extra_dir).resolve()}"
+        search_path.prepend(provider="command-line", path=where, anchor=SearchPathQuery(provider="schema"))
+    return ConfigLoaderImpl(search_path)
+
+
+def check(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> tuple[bool, Path]:
+    """Refuse what the run would fail on → (is it a multirun?, the innermost existing folder it writes to)."""
+    name = flags.config_name or command
+    if flags.cfg and flags.package:
+        with plain_errors(command, flags.overrides, loader):
+            shown = loader.load_configuration(name, flags.overrides, RunMode.RUN)
+        if flags.package != "_global_" and OmegaConf.select(shown, flags.package) is None:
+            raise CorpError(f"There is nothing to show at --package {flags.package}.")
+    if flags.hydra_help or flags.cfg or flags.info:
+        return False, Path.cwd()
+    with plain_errors(command, flags.overrides, loader), warnings.catch_warnings():
+        warnings.filterwarnings("error", "provider=.* is not available", UserWarning)
+        master = loader.load_configuration(name, flags.overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
+        multirun = flags.multirun or master.hydra.mode == RunMode.MULTIRUN
+        if multirun and command == "info":
+            raise CorpError("corp info describes one checkpoint at a time; leave out --multirun.")
+        if not multirun:
+            job = loader.load_configuration(name, flags.overrides, RunMode.RUN)
+            check_job(command, job)
+        for overrides in sweep_jobs(master, loader) if multirun else []:
+            with plain_errors(command, overrides, loader):
+                check_job(command, loader.load_sweep_config(master, overrides))
+        HydraConfig.instance().set_config(job if not multirun else master)
+        output_dir = Path(master.hydra.sweep.dir if multirun else job.hydra.run.dir).absolute()
+    return multirun, next(folder for folder in (output_dir, *output_dir.parents) if folder.exists())
+
+
+def check_job(command: str, cfg: DictConfig) -> None:
+    """Raise CorpError unless every value of the composed `cfg` is in range."""
+    typed(task_part(cfg), SCHEMAS[command])
+
+
+def task_part(cfg: DictConfig) -> DictConfig:
+    """`cfg` without Hydra's own node."""
+    task = cfg.copy()
+    with read_write(task), open_dict(task):
+        del task["hydra"]
+    return task
+
+
+def sweep_jobs(master: DictConfig, loader: ConfigLoaderImpl) -> list[list[str]]:
+    """The overrides of every job of a multirun; none where a plugin's sweeper finds them as it goes."""
+    sweeper = master.hydra.sweeper
+    if sweeper._target_ != BasicSweeperConf._target_:
+        return []
+    given = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    overrides = OverridesParser.create(loader).parse_overrides([*given, *master.hydra.overrides.task])
+    return BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]
+
+
+@contextlib.contextmanager
+def command_line(flags: Namespace, args: Sequence[str]) -> Iterator[None]:
+    """For the duration, let Hydra read `args` from sys.argv, raise its errors and keep its warnings quiet."""
+    options = list(args)
+    for override in flags.overrides:
+        options.remove(override)
+    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    # Hydra's own parser takes overrides only in one piece; last they could be swallowed by --info.
+    sys.argv = ["corp", *flags.overrides, *options]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="hydra")
+            yield
+    finally:
+        sys.argv = before[0]
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if before[1] is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before[1]
+
+
+def remove_unused(output_dir: Path, kept: Path) -> None:
+    """Remove `output_dir`, then the folders above it up to `kept`, while they hold only Hydra's own files."""
+    for folder in (output_dir, *output_dir.parents):
+        names = {entry.name for entry in folder.iterdir() if entry.suffix != ".log"}
+        if folder == kept or names - {".hydra", "multirun.yaml"}:
+            return
+        shutil.rmtree(folder)

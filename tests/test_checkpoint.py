@@ -1,0 +1,195 @@
+"""Checkpoints: what is written, what is refused, and dense weights as users have them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from corp_cli.checkpoint import FORMAT, FORMAT_VERSION, load_pruned, read_manifest
+from corp_cli.config import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig
+from corp_cli.errors import CorpError
+from corp_cli.info import describe
+from corp_cli.models.bundled import BUNDLED
+from corp_cli.models.loading import load_dense
+from corp_cli.models.state_dict import read_state_dict
+from corp_cli.pipeline import prune
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    quick = EvaluationConfig(num_images=16, throughput_batches=0)
+    prune(PruneConfig(calibration=CalibrationConfig(num_images=64), evaluation=quick, device="cpu"), folder)
+    return folder / "pruned.safetensors"
+
+
+def test_manifest_says_how_to_build_the_model(checkpoint: Path) -> None:
+    with safe_open(checkpoint, framework="pt") as file:
+        manifest = json.loads(file.metadata()[FORMAT])
+    assert manifest["format_version"] == FORMAT_VERSION
+    assert manifest["model"]["name"] == "vit_tiny_patch16_224"
+    assert manifest["model"]["args"]["embed_dim"] == 96
+    assert manifest["blocks"]["blocks.3"]["attn"]["qk"] == 16
+    assert manifest["blocks"]["blocks.3"]["attn"]["scale"] == pytest.approx(32**-0.5)
+    assert manifest["recipe"]["recipe"] == "paper"
+    assert len(manifest["dense_sha256"]) == 64
+    assert {"corp", "torch", "timm"} <= manifest["versions"].keys()
+
+
+def test_file_is_readable_as_the_umask_says(checkpoint: Path) -> None:
+    umask = os.umask(0)
+    os.umask(umask)
+    assert checkpoint.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_timm_finds_the_preprocessing_on_the_loaded_model(checkpoint: Path) -> None:
+    data = timm.data.resolve_model_data_config(load_pruned(checkpoint))
+    assert tuple(data["input_size"]) == (1, 8, 8)
+    assert tuple(data["mean"]) == (0.5,)
+
+
+def test_info_describes_it(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    describe(str(checkpoint))
+    out = capsys.readouterr().out
+    assert "192 of 384" in out
+    assert "396,202 of 674,410" in out
+
+
+def rewrite(checkpoint: Path, path: Path, edit: Any) -> Path:
+    """A copy of the checkpoint whose manifest and tensors `edit` has changed."""
+    with safe_open(checkpoint, framework="pt") as file:
+        manifest, tensors = json.loads(file.metadata()[FORMAT]), load_file(checkpoint)
+    edit(manifest, tensors)
+    save_file(tensors, path, metadata={FORMAT: json.dumps(manifest)})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda good, bad: bad.write_bytes(good.read_bytes()[:-1000]), "not a whole safetensors file"),
+        (lambda good, bad: bad.write_bytes(b""), "not a whole safetensors file"),
+        (lambda good, bad: save_file({"a": torch.zeros(1)}, bad), "was not written by corp prune"),
+        (lambda good, bad: None, "does not exist"),
+        (lambda good, bad: rewrite(good, bad, lambda m, t: m.update(format_version=99)), "format version 99"),
+        (lambda good, bad: rewrite(good, bad, lambda m, t: t.pop("cls_token")), "do not match its manifest"),
+    ],
+)
+def test_other_files_are_refused_in_a_sentence(checkpoint: Path, tmp_path: Path, damage: Any, sentence: str) -> None:
+    path = tmp_path / "bad.safetensors"
+    damage(checkpoint, path)
+    with pytest.raises(CorpError, match=sentence):
+        load_pruned(path)
+
+
+def test_nothing_half_written_stays(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from corp_cli import checkpoint as module
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "save_file", full)
+    with pytest.raises(CorpError, match="cannot be written"):
+        module.write_checkpoint(load_pruned(checkpoint), read_manifest(checkpoint), tmp_path / "pruned.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- dense weights --------------------------------------------------------------------------------------------
+
+WEIGHTS = BUNDLED["vit_digits"].weights
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".bin", ".pt"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": {f"module.{name}": tensor for name, tensor in state.items()}},
+        lambda state: {"model_ema": {f"_orig_mod.{name}": tensor for name, tensor in state.items()}, "model": {}},
+    ],
+)
+def test_pytorch_files_are_unwrapped(tmp_path: Path, suffix: str, wrap: Any) -> None:
+    state = load_file(WEIGHTS)
+    path = tmp_path / f"weights{suffix}"
+    torch.save(wrap(state), path)
+    read = read_state_dict(path)
+    assert read.keys() == state.keys()
+    assert all(torch.equal(read[name], state[name]) for name in state)
+
+
+class Payload:
+    """A pickled object that is not a tensor."""
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda path: torch.save({"model": Payload()}, path), "could run code; convert it"),
+        (lambda path: torch.save([1, 2], path), "not a state dict"),
+        (lambda path: torch.save({"epoch": 1}, path), "holds no tensors"),
+        (lambda path: path.write_bytes(b"hello"), "is not a PyTorch checkpoint"),
+        (lambda path: path.write_bytes(b""), "is not a PyTorch checkpoint"),
+        (lambda path: None, "does not exist"),
+    ],
+)
+def test_other_pytorch_files_are_refused_in_a_sentence(tmp_path: Path, damage: Any, sentence: str) -> None:
+    path = tmp_path / "weights.pth"
+    damage(path)
+    with pytest.raises(CorpError, match=sentence):
+        read_state_dict(path)
+
+
+def dense_from(path: Path, state: dict[str, torch.Tensor]) -> None:
+    save_file(state, path)
+    load_dense(ModelConfig("vit_digits", checkpoint=str(path)))
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    state = load_file(WEIGHTS)
+    state["extra"] = torch.zeros(1)
+    state["cls_token"] = torch.zeros(1, 1, 5)
+    del state["norm.weight"], state["norm.bias"]
+    with pytest.raises(CorpError) as caught:
+        dense_from(tmp_path / "w.safetensors", state)
+    message = str(caught.value)
+    assert "2 tensors missing (norm.bias, norm.weight)" in message
+    assert "1 tensors unexpected (extra)" in message
+    assert "cls_token [1, 1, 5] where [1, 1, 96] is needed" in message
+
+
+def test_nan_weights_are_named(tmp_path: Path) -> None:
+    state = load_file(WEIGHTS)
+    state["blocks.2.mlp.fc1.bias"][3] = float("nan")
+    with pytest.raises(CorpError, match=r"NaN or infinite values in blocks\.2\.mlp\.fc1\.bias"):
+        dense_from(tmp_path / "w.safetensors", state)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "sentence"),
+    [
+        (ModelConfig("deit_tinny_patch16_224"), "did you mean deit_tiny_patch16_224"),
+        (ModelConfig("vit_digit"), "did you mean vit_digits"),
+        (ModelConfig("vit_tiny_patch16_224", args={"nonsense": 1}), "cannot be built with model.args"),
+        (ModelConfig("no-such-source:x"), "Unknown model source|cannot be built|cannot be fetched"),
+    ],
+)
+def test_unknown_models_are_refused_with_the_nearest(cfg: ModelConfig, sentence: str) -> None:
+    with pytest.raises(CorpError, match=sentence):
+        load_dense(cfg)
+
+
+def test_weights_out_of_reach_say_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for name in ("deit_tiny_patch16_224", "hf-hub:timm/deit_tiny_patch16_224.fb_in1k"):
+        with pytest.raises(CorpError, match=r"model\.checkpoint=FILE.*HF_HOME"):
+            load_dense(ModelConfig(name))

@@ -1,0 +1,141 @@
+"""prune(cfg) on the bundled model: what it returns, what it writes, and that settings reach the stages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from corp_cli.checkpoint import load_pruned, read_manifest, weights_sha256
+from corp_cli.config import (
+    CalibrationConfig,
+    CompensationConfig,
+    EvaluationConfig,
+    ModelConfig,
+    PruneConfig,
+    RankerConfig,
+    SparsityConfig,
+)
+from corp_cli.errors import CorpError
+from corp_cli.models.loading import load_dense
+from corp_cli.pipeline import PruneResult, prune, run
+from corp_cli.rank import RANKERS
+from corp_cli.report import SCHEMA_VERSION
+
+
+def config(**parts: object) -> PruneConfig:
+    quick = PruneConfig(
+        calibration=CalibrationConfig(num_images=256),
+        evaluation=EvaluationConfig(num_images=200, throughput_batches=0),
+        device="cpu",
+    )
+    return replace(quick, **parts)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[PruneResult, Path]:
+    folder = tmp_path_factory.mktemp("half")
+    return prune(config(), folder), folder
+
+
+def test_default_run_keeps_the_digits(half: tuple[PruneResult, Path]) -> None:
+    """Held-out digits: the dense model is right, and compensation brings back most of what cutting half costs."""
+    evaluation = half[0].report.evaluation
+    assert evaluation["held_out"]
+    assert evaluation["dense"]["top1"] >= 97
+    assert evaluation["pruned"]["kl"] < 0.5 * evaluation["uncompensated"]["kl"]
+    assert evaluation["pruned"]["agreement"] > evaluation["uncompensated"]["agreement"]
+
+
+def test_files_are_whole_and_nothing_else_is_left(half: tuple[PruneResult, Path]) -> None:
+    result, folder = half
+    assert sorted(p.name for p in folder.iterdir()) == ["pruned.safetensors", "report.json"]
+    report = json.loads((folder / "report.json").read_text())
+    assert report["schema_version"] == SCHEMA_VERSION
+    assert report["size"]["pruned"]["parameters"] == sum(p.numel() for p in result.model.parameters())
+    assert report["size"]["pruned"]["flops"] == 2 * report["size"]["pruned"]["macs"]
+    assert report["sparsity"]["achieved"] == {"mlp": 0.5, "qk": 0.5, "vo": 0.0, "heads": 0.0}
+    assert [block["pruned"] for block in report["blocks"]] == [{"mlp": 192, "qk": 16, "vo": 32, "heads": 3}] * 6
+    for block in report["blocks"]:
+        assert block["reconstruction_error"]["mlp"]["after"] < block["reconstruction_error"]["mlp"]["before"]
+        assert block["reconstruction_error"]["qk"]["after"] <= block["reconstruction_error"]["qk"]["before"]
+    assert list(report["stage_seconds"]) == ["load", "calibrate", "rank", "compensate", "evaluate", "export"]
+
+
+def test_checkpoint_comes_back_bitwise(half: tuple[PruneResult, Path]) -> None:
+    result, folder = half
+    reloaded, x = load_pruned(folder / "pruned.safetensors"), torch.randn(4, 1, 8, 8)
+    assert not reloaded.training
+    with torch.inference_mode():
+        assert torch.equal(reloaded(x), result.model(x))
+    dense, _ = load_dense(ModelConfig())
+    assert read_manifest(folder / "pruned.safetensors").dense_sha256 == weights_sha256(dense)
+
+
+def test_same_seed_gives_the_same_bits(half: tuple[PruneResult, Path]) -> None:
+    again = prune(config()).model.state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in half[0].model.state_dict().items())
+
+
+def test_batch_size_does_not_change_the_result(half: tuple[PruneResult, Path]) -> None:
+    other = prune(config(calibration=CalibrationConfig(num_images=256, batch_size=7))).report
+    for key in ("agreement", "top1"):
+        assert other.evaluation["pruned"][key] == half[0].report.evaluation["pruned"][key]
+    assert other.evaluation["pruned"]["kl"] == pytest.approx(half[0].report.evaluation["pruned"]["kl"], rel=1e-3)
+
+
+@pytest.mark.parametrize("ranker", list(RANKERS["mlp"]))
+def test_every_ranker_runs_on_every_group(ranker: str) -> None:
+    sparsity = SparsityConfig(mlp=0.25, qk=0.25, vo=0.25, heads=0.4)
+    result = prune(config(ranker=RankerConfig(*[ranker] * 4), sparsity=sparsity))
+    assert result.report.blocks[0]["pruned"] == {"mlp": 288, "qk": 24, "vo": 24, "heads": 2}
+
+
+def test_compensations_differ_as_they_should() -> None:
+    """Affine beats the mean on outputs; the mean cannot do worse than dropping on what it reconstructs."""
+    sparsity = SparsityConfig(mlp=0.5, vo=0.5)
+    kinds = {"affine": CompensationConfig(), "mean": CompensationConfig(mlp="mean", qk="none", vo="mean")}
+    reports = {name: prune(config(compensation=c, sparsity=sparsity)).report for name, c in kinds.items()}
+    assert reports["affine"].evaluation["pruned"]["kl"] < 0.5 * reports["mean"].evaluation["pruned"]["kl"]
+    for affine, mean in zip(reports["affine"].blocks, reports["mean"].blocks, strict=True):
+        for group in ("mlp", "vo"):
+            by_affine, by_mean = affine["reconstruction_error"][group], mean["reconstruction_error"][group]
+            assert by_affine["before"] == by_mean["before"]
+            assert by_affine["after"] < by_mean["after"] < by_mean["before"]
+
+
+def test_nothing_removed_is_the_dense_model() -> None:
+    result = prune(config(sparsity=SparsityConfig(joint=0.0)))
+    assert result.report.evaluation["pruned"]["kl"] == 0
+    assert result.report.size["removed_percent"] == {"parameters": 0, "macs": 0}
+
+
+def test_without_labels_fidelity_is_measured_on_images_left_over(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for i in range(60):
+        Image.new("L", (8, 8), i).save(tmp_path / f"{i}.png")
+    cfg = config(calibration=CalibrationConfig(path=str(tmp_path), num_images=40, num_workers=0))
+    report = prune(cfg).report
+    assert (report.calibration["images"], report.evaluation["images"]) == (40, 20)
+    assert report.evaluation["held_out"]
+    assert report.evaluation["pruned"]["top1"] is None
+    report = prune(replace(cfg, evaluation=replace(cfg.evaluation, path=str(tmp_path), num_images=None))).report
+    assert not report.evaluation["held_out"]
+
+
+def test_a_model_without_bundled_images_asks_for_a_folder() -> None:
+    with pytest.raises(CorpError, match=r"set calibration\.path"):
+        prune(config(model=ModelConfig("deit_tiny_patch16_224", pretrained=False)))
+
+
+def test_the_run_says_where_everything_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(replace(config(), evaluation=EvaluationConfig(num_images=50, throughput_batches=1)), tmp_path)
+    out = capsys.readouterr().out
+    assert "top-1" in out
+    assert "images/s" in out
+    assert f"Wrote pruned.safetensors and report.json to {tmp_path}" in out
+    assert "50 images of digits_test.safetensors" in out
