@@ -35,9 +35,3 @@ def softmax(x: Array) -> Array:
     """Along the last axis."""
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
-
-
-def attention(x: Array, wq: Array, wk: Array, wv: Array, bq: Array, bk: Array, bv: Array, scale: float) -> Array:
-    """One head: softmax(scale QKᵀ)V for tokens x [n, D]; rows of w are head dimensions."""
-    q, k, v = x @ wq.T + bq, x @ wk.T + bk, x @ wv.T + bv
-    return softmax(scale * q @ k.T) @ v

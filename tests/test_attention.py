@@ -31,8 +31,8 @@ def test_forward_is_the_formula_with_the_stored_scale(sizes: tuple[int, int, int
     outputs = []
     for h in range(heads):
         a, b = slice(h * qk, (h + 1) * qk), slice(h * vo, (h + 1) * vo)
-        arrays = (x[0].double(), wq[a], wk[a], wv[b], bq[a], bk[a], bv[b])
-        outputs.append(torch.from_numpy(reference.attention(*[t.numpy() for t in arrays], scale=0.3)))
+        q, k, v = (x[0].double() @ w.T + b_ for w, b_ in ((wq[a], bq[a]), (wk[a], bk[a]), (wv[b], bv[b])))
+        outputs.append(torch.from_numpy(reference.softmax(0.3 * (q @ k.T).numpy()) @ v.numpy()))
     expected = torch.cat(outputs, -1) @ module.proj.weight.detach().double().T + module.proj.bias.detach().double()
     torch.testing.assert_close(module(x)[0].double(), expected, rtol=1e-5, atol=1e-5)
 
