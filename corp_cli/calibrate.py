@@ -18,34 +18,50 @@ from corp_cli.models.blocks import Block
 from corp_cli.statistics import BlockStatistics, LogitStatistics, Statistics
 
 
-class _RunningLogits:
+class RunningLogits:
     """Sums behind LogitStatistics, in float64."""
 
     def __init__(self, block: Block, device: torch.device) -> None:
         self.block = block
         heads, d = block.sizes.heads, block.sizes.qk
-        self.tokens = self.images = 0
-        self.gram_q, self.gram_k = (torch.zeros(heads, d, d, dtype=torch.float64, device=device) for _ in "qk")
+        self.tokens = self.queries = 0.0
+        self.images = 0
+        self.gram_q, self.gram_k, self.gram_k_centred = (
+            torch.zeros(heads, d, d, dtype=torch.float64, device=device) for _ in range(3)
+        )
         self.energy = torch.zeros(heads, d, dtype=torch.float64, device=device)
 
-    def add(self, qkv: Tensor) -> None:
-        """Take in the output [B, N, ...] of attn.qkv: one Gram matrix per image and head gives all three sums.
+    def add(self, qkv: Tensor, weights: Tensor | None = None) -> None:
+        """Take in the output [B, N, ...] of attn.qkv; each query counted `weights` [B, N] times (else once).
 
-        Its diagonal holds ‖q_j‖². Heads are taken one by one, as views, because batching them would copy qkv.
+        One Gram matrix per image and head gives all sums: its diagonal holds ‖q_j‖². Heads are taken one by one, as
+        views, because batching them would copy qkv.
         """
-        d, parts = self.block.sizes.qk, self.block.sizes.heads
-        for head in range(parts):
-            q, k = (qkv[..., start : start + d] for start in (head * d, (parts + head) * d))
+        d, heads, n = self.block.sizes.qk, self.block.sizes.heads, qkv.shape[1]
+        for head in range(heads):
+            q, k = (qkv[..., start : start + d] for start in (head * d, (heads + head) * d))
             gram_q, gram_k = q.mT @ q, k.mT @ k  # [B, d, d]
-            self.gram_q[head] += gram_q.sum(0, dtype=torch.float64).to(self.gram_q)
-            self.gram_k[head] += gram_k.sum(0, dtype=torch.float64).to(self.gram_k)
             norms_q, norms_k = (gram.diagonal(dim1=1, dim2=2).double() for gram in (gram_q, gram_k))
             self.energy[head] += (norms_q * norms_k).sum(0).to(self.energy)
-        self.tokens += qkv.shape[0] * qkv.shape[1]
+            if weights is not None:
+                gram_q = (q * weights[..., None]).mT @ q
+            sum_q, sum_k = (gram.sum(0, dtype=torch.float64) for gram in (gram_q, gram_k))
+            means = k.sum(1, dtype=torch.float64)
+            self.gram_q[head] += sum_q.to(self.gram_q)
+            self.gram_k[head] += sum_k.to(self.gram_k)
+            self.gram_k_centred[head] += (sum_k - means.T @ means / n).to(self.gram_k)
         self.images += qkv.shape[0]
+        self.tokens += qkv.shape[0] * n
+        self.queries += qkv.shape[0] * n if weights is None else float(weights.sum())
 
     def result(self) -> LogitStatistics:
-        return LogitStatistics(self.gram_q / self.tokens, self.gram_k / self.tokens, self.energy / self.images)
+        """The statistics of everything taken in so far."""
+        return LogitStatistics(
+            self.gram_q / self.queries,
+            self.gram_k / self.tokens,
+            self.gram_k_centred / self.tokens,
+            self.energy / self.images,
+        )
 
 
 def accumulation_device(device: torch.device) -> torch.device:
@@ -99,7 +115,7 @@ def _empty_sums(block: Block, groups: frozenset[str], device: torch.device) -> d
     if "mlp" in groups and "mlp" not in block.refusals:
         sums["hidden"] = RunningMoments(block.sizes.mlp, device)
     if "qk" in groups and "qk" not in block.refusals:
-        sums["logits"] = _RunningLogits(block, device)
+        sums["logits"] = RunningLogits(block, device)
     if (groups & {"vo", "heads"}) - block.refusals.keys():
         sums["head_output"] = RunningMoments(block.sizes.heads * block.sizes.vo, device)
     return sums
@@ -112,7 +128,7 @@ def _take_input(running: RunningMoments) -> Callable[..., None]:
     return hook
 
 
-def _take_output(running: _RunningLogits) -> Callable[..., None]:
+def _take_output(running: RunningLogits) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         running.add(output)
 

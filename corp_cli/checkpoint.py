@@ -55,7 +55,8 @@ def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()  # with the user's umask; safetensors alone makes files that only their owner can read
         mode = partial.stat().st_mode
-        save_file(state_tensors(model), partial, metadata={"format": "pt", FORMAT: manifest.to_json()})
+        # One entry only: safetensors writes several in an order that differs from process to process.
+        save_file(state_tensors(model), partial, metadata={FORMAT: manifest.to_json()})
         partial.chmod(mode)
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:

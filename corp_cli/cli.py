@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import traceback
@@ -16,10 +17,12 @@ from corp_cli.version import __version__
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from corp_cli.config import InfoConfig, PruneConfig
+    from corp_cli.config import BenchConfig, EvaluateConfig, InfoConfig, PruneConfig
 
 COMMANDS = {
     "prune": "prune a vision transformer in one shot, from a folder of unlabelled images",
+    "evaluate": "measure the accuracy of a checkpoint, and how close it is to its dense model",
+    "bench": "time a pruned checkpoint against its dense model on this machine",
     "info": "describe a pruned checkpoint",
 }
 OVERVIEW = """\
@@ -34,6 +37,7 @@ Examples:
   corp prune                                                 the bundled digit classifier, offline
   corp prune model=deit_tiny calibration.path=photos         a timm model and your own images
   corp prune -m sparsity.joint=0.25,0.5,0.75                 one run per value
+  corp bench checkpoint=FILE                                 what the pruning gained in speed
   corp info checkpoint=FILE                                  the pruned.safetensors of a run
 
 Every command explains itself: corp prune --help
@@ -63,7 +67,7 @@ def dispatch(argv: list[str]) -> int:
     """Do what `argv` asks for and return the exit code; errors are raised."""
     if not argv or argv[0] in ("-h", "--help"):
         print(
-            OVERVIEW.format(commands="\n".join(f"  {name:<7}{does}" for name, does in COMMANDS.items())),
+            OVERVIEW.format(commands="\n".join(f"  {name:<10}{does}" for name, does in COMMANDS.items())),
             end="",
         )
         return 0
@@ -77,12 +81,18 @@ def dispatch(argv: list[str]) -> int:
         return 0
     command, *args = argv
     if command in COMMANDS:
-        return run_command(command, args)
+        return run_command(command, [at_home(arg) for arg in args])
     known = ", ".join(COMMANDS)
     if command.startswith("-") or "=" in command:
         raise CorpError(f"{command} must follow a command, as in corp prune {command}; there are {known}.")
     near = get_close_matches(command, COMMANDS, n=1)
     raise CorpError(f"There is no command {command}, only {known}" + (f"; did you mean {near[0]}?" if near else "."))
+
+
+def at_home(arg: str) -> str:
+    """`key=~/path` with the home folder in place of ~, which shells leave alone there and Hydra cannot read."""
+    key, equals, value = arg.partition("=")
+    return f"{key}={os.path.expanduser(value)}" if equals and value.startswith("~/") else arg
 
 
 def report(error: Exception, where: str = "") -> int:
@@ -105,6 +115,20 @@ def run_prune(config: PruneConfig, output_dir: Path) -> None:
     pipeline.run(config, output_dir)
 
 
+def run_evaluate(config: EvaluateConfig, output_dir: Path) -> None:
+    """The job of `corp evaluate`."""
+    from corp_cli import evaluate_command
+
+    evaluate_command.run(config, output_dir)
+
+
+def run_bench(config: BenchConfig, output_dir: Path) -> None:
+    """The job of `corp bench`."""
+    from corp_cli import bench
+
+    bench.run(config, output_dir)
+
+
 def run_info(config: InfoConfig, output_dir: Path) -> None:
     """The job of `corp info`; it writes nothing to `output_dir`."""
     from corp_cli import info
@@ -112,7 +136,14 @@ def run_info(config: InfoConfig, output_dir: Path) -> None:
     info.describe(str(config.checkpoint))
 
 
-JOBS: dict[str, Callable[[Any, Path], None]] = {"prune": run_prune, "info": run_info}
+JOBS: dict[str, Callable[[Any, Path], None]] = {
+    "prune": run_prune,
+    "evaluate": run_evaluate,
+    "bench": run_bench,
+    "info": run_info,
+}
+# Errors of a write that do not say which file it was.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run_command(command: str, args: Sequence[str]) -> int:
@@ -120,12 +151,13 @@ def run_command(command: str, args: Sequence[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from corp_cli import hydra_app
+    from corp_cli import hydra_app, sweep
     from corp_cli.cli_errors import plain_errors
     from corp_cli.config import SCHEMAS, config_dir, typed
 
     flags = hydra_app.parse_flags(command, args)
     loader = hydra_app.config_loader(flags.config_dir)
+    hydra_app.lay_over(command, flags, loader)
     if flags.help:
         from corp_cli.cli_help import help_text
 
@@ -134,13 +166,18 @@ def run_command(command: str, args: Sequence[str]) -> int:
     multirun, kept = hydra_app.check(command, flags, loader)
     failures: list[tuple[Exception, str]] = []
     unused: set[Path] = set()
+    done: list[sweep.Job] = []
+    sweep_dir = Path()
     process = os.getpid()
 
     def job(cfg: DictConfig) -> None:
+        nonlocal sweep_dir
         here = HydraConfig.get()
         output_dir = Path(here.runtime.output_dir)
-        where = f"job {here.job.num} ({' '.join(here.overrides.task)}): " if multirun else ""
+        where, number, overrides = "", 0, " ".join(here.overrides.task)
         if multirun:
+            number, sweep_dir = here.job.num, Path(here.sweep.dir).absolute()
+            where = f"job {number} ({overrides}): "
             print(f"corp: {where}{output_dir}", flush=True)
         try:
             JOBS[command](typed(cfg, SCHEMAS[command]), output_dir)
@@ -152,20 +189,24 @@ def run_command(command: str, args: Sequence[str]) -> int:
             if isinstance(error, KeyboardInterrupt) or os.getpid() != process:
                 raise
             failures.append((error, where))
+            done.append(sweep.Job(number, overrides, output_dir, " ".join(str(error).split())))
+        else:
+            done.append(sweep.Job(number, overrides, output_dir))
 
     app = hydra.main(version_base="1.3", config_path=str(config_dir().resolve()), config_name=command)(job)
     try:
         with plain_errors(command, flags.overrides, loader), hydra_app.command_line(flags, args):
             app()
+        if multirun and command == "prune" and done:
+            sweep.conclude(done, sweep_dir)
     except SystemExit as stop:  # after --hydra-help
         return int(stop.code or 0)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in FULL:
             raise
         key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
-        raise CorpError(
-            f"Cannot write {error.filename}: {error.strerror}; choose another with {key}=FOLDER."
-        ) from error
+        what = error.filename or "the output folder"
+        raise CorpError(f"Cannot write {what}: {error.strerror}; choose another with {key}=FOLDER.") from error
     finally:
         for output_dir in unused:
             hydra_app.remove_unused(output_dir, kept)

@@ -12,13 +12,15 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException, ValidationError
-from yaml import MarkedYAMLError  # type: ignore[import-untyped]
+from yaml import MarkedYAMLError
 
 from corp_cli.config import SCHEMAS
 from corp_cli.errors import CorpError
 
 # OmegaConf's name of a type → what a user should write.
 EXPECTED = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
+
+LAID_OVER = "_laid_over"  # what hydra_app adds to the name of a config that has no defaults list
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def explain(error: Exception, command: str, overrides: Sequence[str], loader: Co
     if "does not support sweep type" in message:
         return "-m takes lists and ranges only, as in sparsity.joint=0.25,0.5 or seed=range(3)."
     if named := re.match(r"In '(.+?)': \w+ raised while composing config:\n(.+)\n\s+full_key: (.+)", message):
-        return _wrong_in_file(f"{named[1]}.yaml", named[3], named[2], command)
+        return _wrong_in_file(f"{named[1].removesuffix(LAID_OVER)}.yaml", named[3], named[2], command)
     if named := re.match(r"provider=hydra.searchpath.*, path=(.*) is not available", message):
         return f"hydra.searchpath names {named[1]}, which is not a folder of configs."
     return _in_short(error)
@@ -97,7 +99,7 @@ def _unreadable(override: str, command: str) -> str:
     key, equals, value = override.partition("=")
     if equals and key.strip():
         return f"{override} cannot be read; quote the value: '{key}=\"{value}\"'."
-    hint = f"; write checkpoint={override}" if command == "info" else close_match(override, keys_of(command))
+    hint = f"; write checkpoint={override}" if command in ("info", "bench") else close_match(override, keys_of(command))
     return f"'{override}' is not of the form key=value{hint or f'; see corp {command} --help'}"
 
 

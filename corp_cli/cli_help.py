@@ -1,9 +1,10 @@
-"""What `corp prune --help` and `corp info --help` print: the template in configs/hydra/help, filled in."""
+"""What `corp COMMAND --help` prints: the template in configs/hydra/help, filled in."""
 
 from __future__ import annotations
 
 import re
 from argparse import Namespace
+from dataclasses import fields
 from pathlib import Path
 from string import Template
 from typing import Iterator
@@ -14,6 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from corp_cli.cli_errors import plain_errors
+from corp_cli.config import SCHEMAS
 from corp_cli.hydra_app import task_part
 
 
@@ -24,7 +26,8 @@ def help_text(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> str:
     """
     with plain_errors(command, flags.overrides, loader):
         cfg = loader.load_configuration(flags.config_name or command, flags.overrides, RunMode.RUN)
-    groups = [group for group in loader.repository.get_group_options("", ObjectType.GROUP) if group != "hydra"]
+    known = {item.name for item in fields(SCHEMAS[command])}
+    groups = [group for group in loader.repository.get_group_options("", ObjectType.GROUP) if group in known]
     listed = [f"  {group}: {', '.join(loader.repository.get_group_options(group))}" for group in sorted(groups)]
     keys = explained(OmegaConf.to_yaml(task_part(cfg), resolve=flags.resolve), comments(command, cfg, loader))
     template = Template(cfg.hydra.help.template)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from corp_cli.config import CompensationConfig
 from corp_cli.linalg.logits import logit_error, missing_logits, split_factors
-from corp_cli.linalg.moments import Moments
+from corp_cli.linalg.lowrank import logit_factors, output_factors
+from corp_cli.linalg.moments import Moments, select_moments, transform_moments
 from corp_cli.linalg.ridge import (
     Affine,
     affine_error,
@@ -19,10 +20,11 @@ from corp_cli.linalg.ridge import (
     fold,
     mean_prediction,
     no_prediction,
+    refit,
 )
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
-from corp_cli.models.blocks import AttentionWeights, Block, MlpWeights
-from corp_cli.rank import KeptAttention, Plan
+from corp_cli.models.blocks import AttentionWeights, Block, BlockWeights, MlpWeights
+from corp_cli.rank import Kept, KeptAttention, Plan
 from corp_cli.statistics import BlockStatistics, LogitStatistics, Statistics
 
 
@@ -82,37 +84,73 @@ def compensate_mlp(
 def compensate_vo(
     weights: AttentionWeights, moments: Moments, heads: Tensor, vo: Tensor, cfg: CompensationConfig
 ) -> tuple[AttentionWeights, GroupError]:
-    """Dimensions `vo` [h, v] of the kept `heads`, and proj with the affine compensation folded in (Eq. 8-11).
+    """Values cut to `vo` [h, v] in the kept `heads`, and proj compensated for both.
 
-    The inputs of proj are the outputs of all heads side by side, so one fold repairs both groups.
+    The inputs of proj are the outputs of all heads side by side, so one affine fold repairs both groups (Eq. 8-11).
+    With `lowrank`, removed heads are repaired so, and of `vo` only the size counts.
     """
     dense_vo = weights.v.shape[1]
-    kept = (heads[:, None] * dense_vo + vo).flatten()
+    if cfg.vo != "lowrank":
+        return _select_values(weights, moments, (heads[:, None] * dense_vo + vo).flatten(), vo.shape, cfg.vo, cfg)
+    channels = heads[:, None] * dense_vo + torch.arange(dense_vo, device=heads.device)
+    weights, error = _select_values(weights, moments, channels.flatten(), channels.shape, "affine", cfg)
+    if vo.shape[1] == dense_vo:
+        return weights, error
+    return _rotate_values(weights, select_moments(moments, channels.flatten()), vo.shape[1], cfg)
+
+
+def _select_values(
+    weights: AttentionWeights,
+    moments: Moments,
+    kept: Tensor,
+    shape: torch.Size,
+    how: str,
+    cfg: CompensationConfig,
+) -> tuple[AttentionWeights, GroupError]:
     proj, bias, error = _compensated_fold(
-        weights.proj.flatten(1), weights.proj_bias, moments, kept, cfg.vo, cfg.ridge_lambda
+        weights.proj.flatten(1), weights.proj_bias, moments, kept, how, cfg.ridge_lambda
     )
-    compensated = replace(
-        weights,
-        v=weights.v.flatten(0, 1)[kept].unflatten(0, vo.shape),
-        v_bias=None if weights.v_bias is None else weights.v_bias.flatten()[kept].unflatten(0, vo.shape),
-        proj=proj.unflatten(1, vo.shape),
-        proj_bias=bias,
-    )
-    return compensated, error
+    v = weights.v.flatten(0, 1)[kept].unflatten(0, shape)
+    v_bias = None if weights.v_bias is None else weights.v_bias.flatten()[kept].unflatten(0, shape)
+    return replace(weights, v=v, v_bias=v_bias, proj=proj.unflatten(1, shape), proj_bias=bias), error
+
+
+def _rotate_values(
+    weights: AttentionWeights, moments: Moments, size: int, cfg: CompensationConfig
+) -> tuple[AttentionWeights, GroupError]:
+    """V ← EV per head with E of `output_factors`; proj refitted on all heads jointly, its bias to the mean.
+
+    The refit is ridge regression of the old output on the new features, towards proj D.
+    """
+    heads, dense, _ = weights.v.shape
+    proj = weights.proj.flatten(1)
+    cov = moments.covariance
+    of_head = torch.stack([cov[i : i + dense, i : i + dense] for i in range(0, heads * dense, dense)])
+    E, D, _ = output_factors(of_head, weights.proj.transpose(0, 1))
+    encode, decode = torch.block_diag(*E[:, :size]), torch.block_diag(*D[:, :, :size])
+    joint = transform_moments(moments, torch.cat([encode, proj]))
+    start = proj @ decode
+    new, _ = refit(start, joint, cfg.ridge_lambda)
+    features, outputs = joint.mean[: len(encode)], joint.mean[len(encode) :]
+    bias = (0 if weights.proj_bias is None else weights.proj_bias) + outputs - new @ features
+    total = ((proj @ cov) * proj).sum()
+
+    def error(weight: Tensor) -> float:
+        residual = proj - weight @ encode
+        return float(((residual @ cov) * residual).sum().clamp(min=0) / total) if total > 0 else 0.0
+
+    v = torch.einsum("hkd,hdi->hki", E[:, :size], weights.v)
+    v_bias = None if weights.v_bias is None else torch.einsum("hkd,hd->hk", E[:, :size], weights.v_bias)
+    rotated = replace(weights, v=v, v_bias=v_bias, proj=new.unflatten(1, (heads, size)), proj_bias=bias)
+    return rotated, GroupError(error(start), error(new))
 
 
 # --- logits: attn.qkv -----------------------------------------------------------------------------------------
 
 
-def no_missing_logits(gram_q: Tensor, gram_k: Tensor, kept: Tensor, pruned: Tensor, ridge_lambda: float) -> Tensor:
-    """M = 0: the logits of pruned dimensions are dropped."""
-    return gram_q.new_zeros(*kept.shape, kept.shape[1])
-
-
-LOGITS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]] = {
-    "none": no_missing_logits,
-    "sylvester": missing_logits,
-}
+def select_rows(weight: Tensor, index: Tensor) -> Tensor:
+    """Rows index [h, k] of a weight or bias [h, d, ...], head by head; [h, k, ...]."""
+    return torch.stack([of_head[rows] for of_head, rows in zip(weight, index, strict=True)])
 
 
 def only_heads(weights: AttentionWeights, heads: Tensor) -> AttentionWeights:
@@ -121,29 +159,46 @@ def only_heads(weights: AttentionWeights, heads: Tensor) -> AttentionWeights:
     return replace(weights, q=weights.q[heads], k=weights.k[heads], q_bias=q_bias, k_bias=k_bias)
 
 
+def _factors(statistics: LogitStatistics, qk: Tensor, cfg: CompensationConfig) -> tuple[Tensor, Tensor]:
+    """(A, B), [h, k, d] each, with logits (Aq)·(Bk) for the kept dimensions `qk` [h, k], as `cfg.qk` says."""
+    gram_q, gram_k = statistics.gram_q, statistics.gram_k
+    if cfg.qk == "lowrank":
+        A, B, _ = logit_factors(gram_q, statistics.gram_k_centred)
+        return A[:, : qk.shape[1]], B[:, : qk.shape[1]]
+    selection = select_rows(torch.eye(gram_q.shape[1]).to(gram_q).expand_as(gram_q), qk)
+    if cfg.qk == "none":
+        return selection, selection
+    pruned = torch.stack([pruned_indices(row, gram_q.shape[1]) for row in qk])
+    identity = torch.eye(qk.shape[1]).to(gram_q)
+    U, V = split_factors(identity + missing_logits(gram_q, gram_k, qk, pruned, cfg.ridge_lambda))
+    return U.mT @ selection, V.mT @ selection
+
+
 def compensate_qk(
     weights: AttentionWeights, statistics: LogitStatistics, heads: Tensor, qk: Tensor, cfg: CompensationConfig
 ) -> tuple[AttentionWeights, GroupError]:
-    """Q̂_S K̂_Sᵀ = Q_S (I + M) K_Sᵀ on dimensions `qk` [h, k] of the kept `heads` (Eq. 13-16, Alg. 5).
+    """W_Q ← A W_Q, W_K ← B W_K, biases alike, in the kept `heads`.
 
-    The factors are folded into weights and biases alike. Without compensation the rows are only selected.
+    `sylvester`: Q̂_S K̂_Sᵀ = Q_S (I + M) K_Sᵀ on the dimensions `qk` [h, k] (Eq. 13-16, Alg. 5). `lowrank`: the best map
+    of rank k, which no selection of dimensions can beat; of `qk` only the size counts. The error is relative to the
+    logits of centred keys for `lowrank`, else to all logits.
     """
     weights = only_heads(weights, heads)
-    gram_q, gram_k = statistics.gram_q[heads], statistics.gram_k[heads]
-    pruned = torch.stack([pruned_indices(row, gram_q.shape[1]) for row in qk])
-    identity = torch.eye(qk.shape[1], dtype=gram_q.dtype, device=gram_q.device).expand(len(heads), -1, -1)
-    bilinear = identity + LOGITS[cfg.qk](gram_q, gram_k, qk, pruned, cfg.ridge_lambda)
-    error = GroupError(logit_error(gram_q, gram_k, qk, identity), logit_error(gram_q, gram_k, qk, bilinear))
-    U, V = (identity, identity) if cfg.qk == "none" else split_factors(bilinear)
-
-    def rows(weight: Tensor, factor: Tensor) -> Tensor:
-        """Factorᵀ applied to the kept rows [h, k, ...] of a weight or bias [h, d, ...]."""
-        chosen = torch.stack([of_head[row] for of_head, row in zip(weight, qk, strict=True)])
-        return torch.einsum("hks,hk...->hs...", factor, chosen)
-
-    q_bias = None if weights.q_bias is None else rows(weights.q_bias, U)
-    k_bias = None if weights.k_bias is None else rows(weights.k_bias, V)
-    return replace(weights, q=rows(weights.q, U), k=rows(weights.k, V), q_bias=q_bias, k_bias=k_bias), error
+    of_heads = LogitStatistics(
+        statistics.gram_q[heads],
+        statistics.gram_k[heads],
+        statistics.gram_k_centred[heads],
+        statistics.energy[heads],
+    )
+    A, B = _factors(of_heads, qk, cfg)
+    gram_k = of_heads.gram_k_centred if cfg.qk == "lowrank" else of_heads.gram_k
+    dropped = select_rows(torch.eye(gram_k.shape[1]).to(gram_k).expand_as(gram_k), qk)
+    error = GroupError(
+        logit_error(of_heads.gram_q, gram_k, dropped.mT @ dropped), logit_error(of_heads.gram_q, gram_k, A.mT @ B)
+    )
+    q_bias = None if weights.q_bias is None else torch.einsum("hkd,hd->hk", A, weights.q_bias)
+    k_bias = None if weights.k_bias is None else torch.einsum("hkd,hd->hk", B, weights.k_bias)
+    return replace(weights, q=A @ weights.q, k=B @ weights.k, q_bias=q_bias, k_bias=k_bias), error
 
 
 # --- all blocks -----------------------------------------------------------------------------------------------
@@ -164,6 +219,27 @@ def compensate_attention(
     return weights, errors
 
 
+def compensate_block(
+    dense: BlockWeights, statistics: BlockStatistics, kept: Kept, cfg: CompensationConfig
+) -> tuple[BlockWeights, dict[str, GroupError]]:
+    """The weights of one block cut to `kept` and compensated; attn or mlp is None where nothing is pruned."""
+    attn = mlp = None
+    errors: dict[str, GroupError] = {}
+    if kept.attn is not None and dense.attn is not None:
+        attn, errors = compensate_attention(dense.attn, statistics, kept.attn, cfg)
+    if kept.mlp is not None and dense.mlp is not None and statistics.hidden is not None:
+        mlp, errors["mlp"] = compensate_mlp(dense.mlp, statistics.hidden, kept.mlp, cfg)
+    return BlockWeights(attn, mlp), errors
+
+
+def replace_block(model: nn.Module, block: Block, weights: BlockWeights) -> None:
+    """Put the parts of `weights` that are there in the place of the block's."""
+    if weights.attn is not None:
+        replace_attention(model, block, weights.attn)
+    if weights.mlp is not None:
+        replace_mlp(model, block, weights.mlp)
+
+
 def compensate(
     model: nn.Module,
     blocks: tuple[Block, ...],
@@ -175,13 +251,7 @@ def compensate(
     pruned = copy.deepcopy(model)
     errors = []
     for block, statistic, kept in zip(blocks, statistics, plan, strict=True):
-        dense, found = block_weights(model, block), {}
-        if kept.mlp is not None and dense.mlp is not None and statistic.hidden is not None:
-            mlp, found["mlp"] = compensate_mlp(dense.mlp, statistic.hidden, kept.mlp, cfg)
-            replace_mlp(pruned, block, mlp)
-        if kept.attn is not None and dense.attn is not None:
-            attn, of_attention = compensate_attention(dense.attn, statistic, kept.attn, cfg)
-            found.update(of_attention)
-            replace_attention(pruned, block, attn)
+        weights, found = compensate_block(block_weights(model, block), statistic, kept, cfg)
+        replace_block(pruned, block, weights)
         errors.append(found)
     return pruned.eval(), tuple(errors)

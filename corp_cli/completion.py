@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 from glob import escape, glob
 from pathlib import Path
 from typing import Sequence
 
-from corp_cli.config import COMPENSATIONS, RANKERS
+from corp_cli.config import COMPENSATIONS, CROP_MODES, DTYPES, INTERPOLATIONS, RANKERS
 from corp_cli.errors import CorpError
 
 # Each function asks `corp -sc query` for candidates, one a line; no space follows those that end in '=', '.', '/'.
@@ -46,11 +47,22 @@ UNINSTALL = {
     "fish": "complete -e -c corp; functions -e _corp_complete",
 }
 FLAGS = ("--help", "--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--hydra-help")
-PATH_KEYS = ("calibration.path", "evaluation.path", "model.checkpoint", "checkpoint")
+PATH_KEYS = (
+    "calibration.path",
+    "calibration.cache",
+    "evaluation.path",
+    "evaluation.labels",
+    "evaluation.class_map",
+    "model.checkpoint",
+    "checkpoint",
+)
 VALUES = {
-    **{f"ranker.{group}": RANKERS for group in ("mlp", "qk", "vo", "heads")},
+    **{f"ranker.{group}": choices for group, choices in RANKERS.items()},
     **{f"compensation.{group}": choices for group, choices in COMPENSATIONS.items()},
+    "data.interpolation": INTERPOLATIONS,
+    "data.crop_mode": CROP_MODES,
     "device": ("auto", "cpu", "cuda", "mps"),
+    "dtypes": [f"[{dtype}]" for dtype in DTYPES],
 }
 
 
@@ -96,11 +108,15 @@ def _paths(start: str) -> list[str]:
 
 
 def _hydra_candidates(command: str, words: list[str], word: str) -> list[str]:
+    from dataclasses import fields
+
     from hydra._internal.core_plugins.bash_completion import BashCompletion
 
+    from corp_cli.config import SCHEMAS
     from corp_cli.hydra_app import config_loader, parse_flags
 
     flags = parse_flags(command, words)
     query = BashCompletion(config_loader(flags.config_dir))._query
     found = query(flags.config_name or command, " ".join([*flags.overrides, word]))
-    return [candidate for candidate in found if not candidate.startswith("hydra")]
+    known = {item.name for item in fields(SCHEMAS[command])}
+    return [candidate for candidate in found if re.split(r"[.=/@]", candidate)[0] in known]

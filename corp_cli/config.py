@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, TypeVar
 
 from corp_cli.errors import CorpError
 
@@ -17,12 +17,22 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config")
 
-RANKERS = ("activation", "magnitude", "random")
+SIMPLE_RANKERS = ("activation", "magnitude", "random")
+RANKERS = {
+    "mlp": (*SIMPLE_RANKERS, "variance", "obs"),
+    "qk": SIMPLE_RANKERS,
+    "vo": SIMPLE_RANKERS,
+    "heads": SIMPLE_RANKERS,
+}
 COMPENSATIONS = {
     "mlp": ("none", "mean", "affine"),
-    "qk": ("none", "sylvester"),
-    "vo": ("none", "mean", "affine"),
+    "qk": ("none", "sylvester", "lowrank"),
+    "vo": ("none", "mean", "affine", "lowrank"),
+    "propagate": ("none", "sequential"),
+    "token_weights": ("uniform", "class_token", "rollout"),
 }
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+CROP_MODES = ("center", "squash", "border")
 DEFAULT_JOINT = 0.5  # what `corp prune` removes when no sparsity is named
 
 
@@ -36,6 +46,12 @@ def require_at_least(key: str, value: float, low: float) -> None:
     """Raise CorpError unless `value` >= `low`."""
     if not value >= low:
         raise CorpError(f"{key}={value} is out of range; it must be at least {low:g}.")
+
+
+def require_fraction(key: str, value: float) -> None:
+    """Raise CorpError unless `value` is in [0, 1]."""
+    if not 0 <= value <= 1:
+        raise CorpError(f"{key}={value:g} is out of range; it must be a fraction from 0 to 1.")
 
 
 @dataclass
@@ -57,11 +73,16 @@ class SparsityConfig:
     qk: Optional[float] = None  # query/key dimensions of every head
     vo: Optional[float] = None  # value/output dimensions of every head
     heads: Optional[float] = None  # whole heads
+    macs: Optional[float] = None  # budget: fraction of all MACs to remove, sizes chosen by measured damage
+    params: Optional[float] = None  # budget: fraction of all parameters to remove
+    plan: Optional[str] = None  # a plan.yaml with the sizes of every block
+    rounds: int = 1  # budget: how often damage is measured, each time in the context of the sizes found before
+    curve_images: int = 128  # budget: calibration images that damage is measured on
     round_to: int = 8  # kept sizes are multiples of this, never above dense
     skip_unsupported: bool = False  # leave groups alone that a model's layers do not allow, and report them
 
     def __post_init__(self) -> None:
-        for key in ("joint", "mlp", "qk", "vo", "heads"):
+        for key in ("joint", "mlp", "qk", "vo", "heads", "macs", "params"):
             value = getattr(self, key)
             if value is not None and not 0.0 <= value < 1.0:
                 raise CorpError(
@@ -69,12 +90,33 @@ class SparsityConfig:
                 )
         if self.joint is not None and (self.mlp is not None or self.qk is not None):
             raise CorpError("sparsity.joint sets both sparsity.mlp and sparsity.qk; give joint alone or mlp and qk.")
+        chosen = [key for key in ("macs", "params", "plan") if getattr(self, key) is not None]
+        fixed = [key for key in ("joint", "mlp", "qk", "vo") if getattr(self, key) is not None]
+        if len(chosen) > 1:
+            raise CorpError(f"sparsity.{chosen[0]} and sparsity.{chosen[1]} both choose the sizes; give one of them.")
+        if chosen and fixed:
+            raise CorpError(f"sparsity.{chosen[0]} chooses the sizes that sparsity.{fixed[0]} fixes; give one of them.")
         require_at_least("sparsity.round_to", self.round_to, 1)
+        require_at_least("sparsity.rounds", self.rounds, 1)
+        require_at_least("sparsity.curve_images", self.curve_images, 1)
+
+    def groups(self) -> frozenset[str]:
+        """The groups that may be pruned."""
+        named = {group for group, fraction in self.fractions().items() if fraction > 0}
+        if self.plan is not None:
+            return frozenset({"mlp", "qk", "vo", "heads"})
+        return frozenset(named | {"mlp", "qk", "vo"}) if self.chooses_sizes() else frozenset(named)
+
+    def chooses_sizes(self) -> bool:
+        """Whether sizes differ by block, and groups that a block does not allow are simply left alone."""
+        return any(value is not None for value in (self.macs, self.params, self.plan))
 
     def fractions(self) -> dict[str, float]:
         """group → fraction to remove, for the groups mlp, qk, vo and heads."""
         joint = self.joint
-        if all(value is None for value in (joint, self.mlp, self.qk, self.vo, self.heads)):
+        if not self.chooses_sizes() and not any(
+            value is not None for value in (joint, self.mlp, self.qk, self.vo, self.heads)
+        ):
             joint = DEFAULT_JOINT
         given = {"mlp": self.mlp, "qk": self.qk, "vo": self.vo, "heads": self.heads}
         fractions = {group: value or 0.0 for group, value in given.items()}
@@ -87,14 +129,14 @@ class SparsityConfig:
 class RankerConfig:
     """How the units of each group are scored (higher = keep)."""
 
-    mlp: str = "activation"
+    mlp: str = "obs"
     qk: str = "activation"
     vo: str = "activation"
     heads: str = "activation"
 
     def __post_init__(self) -> None:
-        for group in ("mlp", "qk", "vo", "heads"):
-            require_choice(f"ranker.{group}", getattr(self, group), RANKERS)
+        for group, choices in RANKERS.items():
+            require_choice(f"ranker.{group}", getattr(self, group), choices)
 
 
 @dataclass
@@ -102,9 +144,15 @@ class CompensationConfig:
     """How the damage to each group is repaired in closed form."""
 
     mlp: str = "affine"  # Eq. 8-11, folded into fc2
-    qk: str = "sylvester"  # Eq. 13-16, folded into the query and key projections
-    vo: str = "affine"  # Eq. 8-11 on the head outputs, folded into proj; also repairs removed heads
-    ridge_lambda: float = 1e-3  # relative to the mean diagonal of the covariance
+    qk: str = "lowrank"  # or sylvester: Eq. 13-16; folded into the query and key projections
+    vo: str = "lowrank"  # or affine: Eq. 8-11 on the head outputs; folded into proj; also repairs removed heads
+    ridge_lambda: float = 0.1  # relative to the mean diagonal of the covariance
+    propagate: str = "sequential"  # repair block by block on the stream of the blocks before; or none
+    alpha: float = 0.3  # sequential: share of a branch's own error to undo
+    beta: float = 0.3  # sequential: share of the stream's error to undo
+    token_weights: str = "rollout"  # sequential: how often each token counts
+    class_token_weight: float = 20.0  # class_token: how often tokens that the head reads count
+    token_floor: float = 0.5  # rollout: share of the weight that is spread evenly over all tokens
 
     def __post_init__(self) -> None:
         for group, choices in COMPENSATIONS.items():
@@ -113,15 +161,50 @@ class CompensationConfig:
 
 
 @dataclass
+class DataConfig:
+    """How images are prepared for the model; None is what timm knows of the model."""
+
+    input_size: Any = None  # height and width: one number or [H, W]
+    interpolation: Optional[str] = None
+    crop_pct: Optional[float] = None  # side of the crop over the side that the image is resized to
+    crop_mode: Optional[str] = None
+    mean: Optional[List[float]] = None  # per channel, of values in [0, 1]
+    std: Optional[List[float]] = None
+
+    def __post_init__(self) -> None:
+        if self.input_size is not None:
+            size = [self.input_size] * 2 if isinstance(self.input_size, int) else self.input_size
+            if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+                raise CorpError(f"data.input_size={self.input_size} is not a size; give one number or [height,width].")
+            self.input_size = size
+        if self.interpolation is not None:
+            require_choice("data.interpolation", self.interpolation, INTERPOLATIONS)
+        if self.crop_mode is not None:
+            require_choice("data.crop_mode", self.crop_mode, CROP_MODES)
+        if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
+            raise CorpError(f"data.crop_pct={self.crop_pct:g} is out of range; it must be above 0 and at most 1.")
+        for key, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and not (values and all(0 <= value <= 1 for value in values)):
+                raise CorpError(f"data.{key}={values} is out of range; give values in [0, 1], one per channel.")
+        if self.std is not None and not all(self.std):
+            raise CorpError(f"data.std={self.std} is out of range; every value must be above 0.")
+
+
+@dataclass
 class CalibrationConfig:
     """The unlabelled images that the statistics are measured on."""
 
-    path: Optional[str] = None  # a folder of images; a bundled model brings its own
+    path: Optional[str] = None  # a folder, list or file of images, or a timm dataset; a bundled model brings its own
+    split: str = "train"  # of a timm dataset
+    root: Optional[str] = None  # where a timm dataset lies, or is cached
     num_images: int = 1024
     batch_size: int = 32
     num_workers: int = 2
+    max_bad: float = 0.01  # fraction of the images that may be unreadable
+    cache: Optional[str] = None  # a folder, or a .safetensors, where statistics are kept for later runs
 
     def __post_init__(self) -> None:
+        require_fraction("calibration.max_bad", self.max_bad)
         require_at_least("calibration.num_images", self.num_images, 1)
         require_at_least("calibration.batch_size", self.batch_size, 1)
         require_at_least("calibration.num_workers", self.num_workers, 0)
@@ -132,14 +215,20 @@ class EvaluationConfig:
     """The images that fidelity, accuracy and throughput are measured on."""
 
     path: Optional[str] = None  # labelled when its sub-folders name classes; else fidelity only
+    split: str = "validation"  # of a timm dataset
+    root: Optional[str] = None  # where a timm dataset lies, or is cached
+    labels: Optional[str] = None  # a file that tells the class of every image
+    class_map: Optional[str] = None  # a file that tells the index of every class name
     num_images: Optional[int] = None  # all of them
     batch_size: int = 64
     num_workers: int = 2
+    max_bad: float = 0.01  # fraction of the images that may be unreadable
     throughput_batches: int = 10  # timed batches of the dense and the pruned model, in turn; 0 skips it
 
     def __post_init__(self) -> None:
         if self.num_images is not None:
             require_at_least("evaluation.num_images", self.num_images, 1)
+        require_fraction("evaluation.max_bad", self.max_bad)
         require_at_least("evaluation.batch_size", self.batch_size, 1)
         require_at_least("evaluation.num_workers", self.num_workers, 0)
         require_at_least("evaluation.throughput_batches", self.throughput_batches, 0)
@@ -153,9 +242,10 @@ class PruneConfig:
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     ranker: RankerConfig = field(default_factory=RankerConfig)
     compensation: CompensationConfig = field(default_factory=CompensationConfig)
+    data: DataConfig = field(default_factory=DataConfig)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    recipe: str = "paper"
+    recipe: str = "best"  # the name of the choices above, for the report
     seed: int = 0
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
 
@@ -174,7 +264,71 @@ class InfoConfig:
             raise CorpError("Say which checkpoint to describe: corp info checkpoint=path/to/pruned.safetensors")
 
 
-SCHEMAS = {"prune": PruneConfig, "info": InfoConfig}
+@dataclass
+class OptionalModelConfig(ModelConfig):
+    """A model that need not be given: `name` is empty then."""
+
+    name: str = ""
+
+
+@dataclass
+class EvaluateConfig:
+    """Everything `corp evaluate` can be told. With both `checkpoint` and `model`, the latter is the reference."""
+
+    checkpoint: Optional[str] = None  # a pruned.safetensors
+    model: OptionalModelConfig = field(default_factory=OptionalModelConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    seed: int = 0  # of the choice of images, with evaluation.num_images
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        require_at_least("seed", self.seed, 0)
+        if self.checkpoint is None and not self.model.name:
+            raise CorpError(
+                "Say what to evaluate: corp evaluate checkpoint=path/to/pruned.safetensors, model=deit_tiny for a "
+                "dense model, or both to compare them."
+            )
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass
+class BenchConfig:
+    """Everything `corp bench` can be told."""
+
+    checkpoint: Optional[str] = None  # a pruned.safetensors, timed in turn with the dense model that it came from
+    model: OptionalModelConfig = field(default_factory=OptionalModelConfig)  # a dense model, timed alone
+    batch_sizes: List[int] = field(default_factory=lambda: [1, 8, 32])
+    dtypes: List[str] = field(default_factory=lambda: list(DTYPES))
+    runs: int = 50  # timed forward passes of each model at each dtype and batch size
+    max_seconds: float = 10.0  # then a setting ends early, after three runs at the least
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if (self.checkpoint is None) == (not self.model.name):
+            raise CorpError(
+                "Say what to time: corp bench checkpoint=path/to/pruned.safetensors, which brings its dense model "
+                "along, or model=deit_tiny for a dense model alone."
+            )
+        for key in ("batch_sizes", "dtypes"):
+            if not getattr(self, key):
+                raise CorpError(f"{key}=[] is empty; give at least one.")
+        for size in self.batch_sizes:
+            require_at_least("batch_sizes", size, 1)
+        for dtype in self.dtypes:
+            require_choice("dtypes", dtype, DTYPES)
+        require_at_least("runs", self.runs, 1)
+        require_at_least("max_seconds", self.max_seconds, 0.0)
+
+
+SCHEMAS: Dict[str, Any] = {
+    "prune": PruneConfig,
+    "evaluate": EvaluateConfig,
+    "bench": BenchConfig,
+    "info": InfoConfig,
+}
 
 
 def config_dir() -> Path:
@@ -189,7 +343,7 @@ def slug(name: str) -> str:
 
 
 def register() -> None:
-    """Hand the schemas to Hydra's ConfigStore (`prune_schema`, `info_schema`) and `slug` to OmegaConf."""
+    """Hand the schemas to Hydra's ConfigStore (`prune_schema`, ...) and `slug` to OmegaConf."""
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 

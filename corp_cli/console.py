@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 T = TypeVar("T")
+_collected: ContextVar[list[str] | None] = ContextVar("warnings of the run", default=None)
 
 
 def out() -> Console:
@@ -25,8 +27,18 @@ def err() -> Console:
 
 
 def warn(message: str) -> None:
-    """One line on stderr."""
+    """One line on stderr; kept for the report where the run asked for it with `collect_warnings`."""
+    message = " ".join(message.split())
+    if (collected := _collected.get()) is not None:
+        collected.append(message)
     err().print(f"corp: warning: {message}", style="yellow", markup=False)
+
+
+def collect_warnings() -> list[str]:
+    """A list to which every later `warn` adds its message, until the next call."""
+    collected: list[str] = []
+    _collected.set(collected)
+    return collected
 
 
 def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:

@@ -1,84 +1,56 @@
-"""Images from a folder or from a file of tensors: chosen with a seed, preprocessed in workers, in batches."""
+"""Images in batches: chosen with a seed, decoded and preprocessed in workers, the broken ones left out and counted."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from PIL import Image, UnidentifiedImageError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from corp_cli.decode import from_tensor
 from corp_cli.errors import CorpError
+from corp_cli.sources import ImageSet, Sample
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+NAMED = 20  # bad images that the report names
+PREFETCH = 4  # batches that every worker may have ready: evens out images that are slow to decode
 
 
-@dataclass(frozen=True)
-class ImageSet:
-    """Images in a fixed order. `items` are files, or uint8 images [H, W] or [H, W, 3] held in memory.
+@dataclass
+class Intake:
+    """What came of reading images: how many were good, and why the others were not. Filled by `batches`.
 
-    `folders` holds the sub-folder of every image; `labels` its class index where known.
+    More than `allowed` bad images raise CorpError, which names `where` they are and the `key` of the limit.
     """
 
-    source: str
-    items: tuple[Path | Tensor, ...]
-    folders: tuple[str, ...]
-    labels: tuple[int, ...] | None = None
+    where: str
+    key: str
+    allowed: int
+    good: int = 0
+    bad: list[str] = field(default_factory=list)  # one sentence each
 
-    def __len__(self) -> int:
-        return len(self.items)
+    def restart(self) -> None:
+        """Forget what was read, before reading anew."""
+        self.good, self.bad = 0, []
 
-    def files(self) -> set[Path]:
-        """The files among the items, without links."""
-        return {item.resolve() for item in self.items if isinstance(item, Path)}
+    def take(self, good: int, bad: list[str]) -> None:
+        """Count one more batch."""
+        self.good += good
+        self.bad += bad
+        if len(self.bad) > self.allowed:
+            seen = self.good + len(self.bad)
+            raise CorpError(
+                f"{self.where} holds images that cannot be read, {len(self.bad)} of the first {seen}, first "
+                f"{self.bad[0]}; remove them, or allow a larger fraction with {self.key}."
+            )
 
-    def subset(self, indices: list[int]) -> ImageSet:
-        """The images at `indices`, in that order."""
-        labels = None if self.labels is None else tuple(self.labels[i] for i in indices)
-        return ImageSet(
-            self.source,
-            tuple(self.items[i] for i in indices),
-            tuple(self.folders[i] for i in indices),
-            labels,
-        )
-
-
-def read_images(path: Path, key: str) -> ImageSet:
-    """All images at `path`: a folder (nested or flat), or a .safetensors with `images` and perhaps `labels`.
-
-    Raises CorpError, naming the config key, when there is nothing to read.
-    """
-    if path.suffix == ".safetensors" and path.is_file():
-        return _read_tensors(path)
-    if not path.exists():
-        raise CorpError(f"{key}={path} does not exist; give a folder of images.")
-    if not path.is_dir():
-        raise CorpError(f"{key}={path} is a file; give a folder of images.")
-    files = sorted(f for f in path.rglob("*") if f.suffix.lower() in EXTENSIONS and f.is_file())
-    if not files:
-        raise CorpError(f"{key}={path} holds no images ({', '.join(EXTENSIONS)}); give a folder that does.")
-    return ImageSet(str(path), tuple(files), tuple(str(f.parent.relative_to(path)) for f in files))
-
-
-def _read_tensors(path: Path) -> ImageSet:
-    try:
-        tensors = load_file(path)
-        images = tensors["images"]
-    except (SafetensorError, KeyError) as error:
-        raise CorpError(f"{path} does not hold a tensor named images; give a folder of images.") from error
-    labels = tensors.get("labels")
-    return ImageSet(
-        path.name,
-        tuple(images),
-        ("",) * len(images),
-        None if labels is None else tuple(int(label) for label in labels),
-    )
+    def facts(self) -> dict[str, object]:
+        """For the report."""
+        return {"count": len(self.bad), "first": self.bad[:NAMED]}
 
 
 def choose(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet]:
@@ -91,30 +63,20 @@ def choose(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet]
     for queue in queues:
         generator.shuffle(queue)
     generator.shuffle(queues)
-    rounds = range(max(map(len, queues)))
+    rounds = range(max(map(len, queues), default=0))
     order = [queue[r] for r in rounds for queue in queues if r < len(queue)]
     return images.subset(sorted(order[:count])), images.subset(sorted(order[count:]))
 
 
-def with_labels(images: ImageSet, num_classes: int, wordnet: dict[str, int]) -> ImageSet:
-    """`images` with class indices read off their folders, where the folders name classes of the model.
+@dataclass(frozen=True)
+class _Read:
+    """One preprocessed image with its class(es)."""
 
-    WordNet ids map through `wordnet`; else as many folders as the model has classes are its classes in order.
-    """
-    if images.labels is not None:
-        return images
-    names = [Path(folder).name for folder in images.folders]
-    distinct = sorted(set(names))
-    if all(name in wordnet for name in distinct):
-        index = wordnet
-    elif len(distinct) == num_classes and num_classes > 1:
-        index = {name: i for i, name in enumerate(distinct)}
-    else:
-        return images
-    return ImageSet(images.source, images.items, images.folders, tuple(index[name] for name in names))
+    image: Tensor
+    label: int | tuple[int, ...]
 
 
-class _Preprocessed(Dataset[tuple[Tensor, int] | str]):
+class _Preprocessed(Dataset[_Read | str]):
     """Preprocessed images with their labels; for an image that cannot be read, a sentence that says so.
 
     An exception raised in a worker would reach the user wrapped in that worker's traceback.
@@ -126,23 +88,39 @@ class _Preprocessed(Dataset[tuple[Tensor, int] | str]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
+    def __getitem__(self, index: int) -> _Read | str:
         item = self.images.items[index]
-        label = -1 if self.images.labels is None else self.images.labels[index]
-        if isinstance(item, Tensor):
-            return self.transform(Image.fromarray(item.numpy())), label
         try:
-            with Image.open(item) as image:
-                return self.transform(image), label
-        except (UnidentifiedImageError, OSError, ValueError) as error:
-            return f"{item} cannot be read as an image ({error}); remove or replace it."
+            image, own = _open(item)
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow's readers have no common ancestor for their errors
+            why = str(error).split("\n")[0] or type(error).__name__
+            return f"{item} ({why})"
+        label = own if self.images.labels is None else self.images.labels[index]
+        return _Read(self.transform(image), label)
 
 
-def _collate(samples: list[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor] | str:
+def _open(item: Path | Tensor | Sample) -> tuple[Image.Image, int]:
+    """The decoded image and the class that came with it, -1 where none did."""
+    if isinstance(item, Tensor):
+        return from_tensor(item), -1
+    if isinstance(item, Sample):
+        image, label = item.reader.read(item.index)
+        image.load()
+        return image, label
+    with Image.open(item) as file:
+        file.load()
+        return file, -1
+
+
+Batch = tuple[Tensor | None, Tensor, list[str]]  # images, labels, what is wrong with the others
+
+
+def _collate(samples: list[_Read | str]) -> Batch:
     read = [sample for sample in samples if not isinstance(sample, str)]
-    if len(read) < len(samples):
-        return next(sample for sample in samples if isinstance(sample, str))
-    return torch.stack([image for image, _ in read]), torch.tensor([label for _, label in read])
+    images = torch.stack([sample.image for sample in read]) if read else None
+    return images, torch.tensor([sample.label for sample in read]), [s for s in samples if isinstance(s, str)]
 
 
 def batches(
@@ -151,27 +129,38 @@ def batches(
     batch_size: int,
     num_workers: int,
     pin_memory: bool = False,
+    intake: Intake | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of ([B, C, H, W], labels [B], -1 where unknown), in the order of `images`, decoded in workers.
+    """Batches of ([B, C, H, W], labels), in the order of `images`, decoded in workers.
 
-    Raises CorpError naming an image that cannot be read.
+    labels are [B], -1 where unknown, or [B, L] where an image has several right classes, filled up with -1.
+    Images that cannot be read are left out, so that a batch may be smaller, and put down in `intake`; without one,
+    and where there are more than it allows, they raise CorpError.
     """
-    in_memory = isinstance(images.items[0], Tensor)
+    if len(images) == 0:
+        return
+    first = images.items[0]
+    alone = isinstance(first, Tensor) or (isinstance(first, Sample) and first.reader.in_order)
+    workers = 0 if alone else min(num_workers, batch_count(images, batch_size))
     loader = DataLoader(
         _Preprocessed(images, transform),
         batch_size,
-        num_workers=0 if in_memory else min(num_workers, batch_count(images, batch_size)),
+        num_workers=workers,
+        prefetch_factor=PREFETCH if workers else None,
         collate_fn=_collate,
         pin_memory=pin_memory,
     )
-    for batch in loader:
-        if isinstance(batch, str):
-            raise CorpError(batch)
-        yield batch
+    for tensors, labels, bad in loader:
+        if intake is not None:
+            intake.take(len(labels), bad)
+        elif bad:
+            raise CorpError(f"{bad[0]} cannot be read as an image; remove or replace it.")
+        if tensors is not None:
+            yield tensors, labels
 
 
 def batch_count(images: ImageSet, batch_size: int) -> int:
-    """How many batches `batches` gives."""
+    """How many batches `batches` gives, but for those without a good image."""
     return -(-len(images) // batch_size)
 
 

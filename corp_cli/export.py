@@ -20,6 +20,7 @@ CHECKPOINT = "pruned.safetensors"
 def make_manifest(dense: nn.Module, pruned: nn.Module, spec: ModelSpec, cfg: PruneConfig) -> Manifest:
     """What the checkpoint will say of itself."""
     recipe = {key: value for key, value in asdict(cfg).items() if key not in ("model", "evaluation", "device")}
+    recipe["sparsity"].update(cfg.sparsity.fractions())  # what was done where nothing was asked for
     return Manifest(spec, pruned_sizes(pruned, dense), recipe, weights_sha256(dense), versions())
 
 

@@ -17,15 +17,17 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from corp_cli.cli_errors import plain_errors
+from corp_cli.cli_errors import LAID_OVER, plain_errors
 from corp_cli.config import SCHEMAS, config_dir, register, typed
 from corp_cli.errors import CorpError
+from corp_cli.output import require_room
 
 
 def parse_flags(command: str, args: Sequence[str]) -> Namespace:
@@ -57,6 +59,28 @@ def config_loader(extra_dir: str | None) -> ConfigLoaderImpl:
     return ConfigLoaderImpl(search_path)
 
 
+def lay_over(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> None:
+    """Let a config without a defaults list, such as a run's saved .hydra/config.yaml, set values of `command`'s own.
+
+    Raises CorpError where a group is chosen that such a config sets: its values would silently win over the choice.
+    """
+    path = Path(flags.config_dir or "", f"{(flags.config_name or '').removesuffix('.yaml')}.yaml")
+    if flags.config_dir is None or flags.config_name is None or not path.is_file():
+        return
+    with plain_errors(command, flags.overrides, loader):
+        content = OmegaConf.load(path)
+        chosen = [one.key_or_group for one in OverridesParser.create().parse_overrides(flags.overrides)]
+    if not isinstance(content, DictConfig):
+        raise CorpError(f"{path} is not a config: it holds no keys with values; see corp {command} --help")
+    if "defaults" in content:
+        return
+    for group in chosen:
+        if group in content and loader.get_group_options(group):
+            raise CorpError(f"{path} sets all of {group} already; change single keys, as in {group}.KEY=VALUE.")
+    flags.config_name = f"{path.stem}{LAID_OVER}"
+    ConfigStore.instance().store(flags.config_name, {"defaults": [command, "_self_"], **content})
+
+
 def check(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> tuple[bool, Path]:
     """Refuse what the run would fail on → (is it a multirun?, the innermost existing folder it writes to)."""
     name = flags.config_name or command
@@ -81,6 +105,8 @@ def check(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> tuple[boo
                 check_job(command, loader.load_sweep_config(master, overrides))
         HydraConfig.instance().set_config(job if not multirun else master)
         output_dir = Path(master.hydra.sweep.dir if multirun else job.hydra.run.dir).absolute()
+    if command != "info":  # which writes nothing
+        require_room(output_dir, key="hydra.sweep.dir" if multirun else "hydra.run.dir")
     return multirun, next(folder for folder in (output_dir, *output_dir.parents) if folder.exists())
 
 
@@ -115,7 +141,8 @@ def command_line(flags: Namespace, args: Sequence[str]) -> Iterator[None]:
         options.remove(override)
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     # Hydra's own parser takes overrides only in one piece; last they could be swallowed by --info.
-    sys.argv = ["corp", *flags.overrides, *options]
+    name = ["--config-name", flags.config_name] if flags.config_name else []  # the last one counts
+    sys.argv = ["corp", *flags.overrides, *options, *name]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         with warnings.catch_warnings():
@@ -131,6 +158,8 @@ def command_line(flags: Namespace, args: Sequence[str]) -> Iterator[None]:
 def remove_unused(output_dir: Path, kept: Path) -> None:
     """Remove `output_dir`, then the folders above it up to `kept`, while they hold only Hydra's own files."""
     for folder in (output_dir, *output_dir.parents):
+        if not folder.is_dir():
+            continue
         names = {entry.name for entry in folder.iterdir() if entry.suffix != ".log"}
         if folder == kept or names - {".hydra", "multirun.yaml"}:
             return

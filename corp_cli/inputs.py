@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from corp_cli import console
-from corp_cli.config import PruneConfig
-from corp_cli.data import ImageSet, batch_count, batches, choose, read_images, resolve_device, with_labels
+from corp_cli.config import CalibrationConfig, EvaluationConfig, PruneConfig
+from corp_cli.data import Intake, batch_count, batches, choose, resolve_device
 from corp_cli.errors import CorpError
+from corp_cli.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Block
 from corp_cli.models.bundled import BUNDLED
+from corp_cli.models.datasets import read_dataset
 from corp_cli.models.loading import ModelSpec, load_dense
-from corp_cli.models.preprocess import eval_transform, wordnet_classes
+from corp_cli.models.preprocess import class_names, describe, eval_transform, wordnet_classes
 from corp_cli.rank import check_supported
+from corp_cli.sources import ImageSet, is_timm_name, read_images
 
 HELD_OUT_IMAGES = 1024  # judged when no evaluation set is named
 
@@ -34,68 +36,190 @@ class Inputs:
     groups: frozenset[str]  # those to prune
     skipped: list[str]
     calibration: ImageSet
+    spares: ImageSet  # take the places of calibration images that cannot be read
     evaluation: ImageSet
     held_out: bool  # no evaluation image was calibrated on
+    calibrated: Intake  # what came of reading the calibration images
+    evaluated: Intake  # and the evaluation images
 
 
 def load_inputs(cfg: PruneConfig) -> Inputs:
     """The dense model on its device, the groups to prune, and the images. Fails before any long work."""
     device = resolve_device(cfg.device)
-    calibration = read_images(calibration_path(cfg), "calibration.path")
-    dense, spec = load_dense(cfg.model)
+    everything = calibration_images(cfg)
+    dense, spec = load_dense(cfg.model, cfg.data)
+    console.err().print(f"corp: images are seen at {describe(spec.data)}", style="dim", markup=False)
     blocks = blocks_of(dense)
     groups, skipped = check_supported(blocks, cfg.sparsity)
-    calibration, rest = choose(calibration, cfg.calibration.num_images, cfg.seed)
+    head, path = head_of(dense), evaluation_path(cfg)
+    if path is None:  # images left over are judged on; what their folders mean depends on all of the folders
+        everything = labelled(everything, cfg.evaluation, head)
+    calibration, rest = choose(everything, cfg.calibration.num_images, cfg.seed)
     if len(calibration) < cfg.calibration.num_images and cfg.calibration.path:
         console.warn(f"{calibration.source} holds {len(calibration)} images; calibrating on all of them.")
-    evaluation, held_out = evaluation_images(cfg, calibration, rest)
-    classes = int(getattr(dense, "num_classes", 0))
-    evaluation = with_labels(evaluation, classes, wordnet_classes(classes))
-    return Inputs(device, dense.to(device), spec, blocks, groups, skipped, calibration, evaluation, held_out)
-
-
-def calibration_path(cfg: PruneConfig) -> Path:
-    """The images asked for, or those that travel with a bundled model."""
-    if cfg.calibration.path is not None:
-        return Path(cfg.calibration.path)
-    if cfg.model.name in BUNDLED:
-        return BUNDLED[cfg.model.name].calibration
-    raise CorpError(f"{cfg.model.name} needs images to calibrate on; set calibration.path to a folder of some.")
-
-
-def evaluation_images(cfg: PruneConfig, calibration: ImageSet, rest: ImageSet) -> tuple[ImageSet, bool]:
-    """(images, held out): those asked for, those of a bundled model, or those left over from calibration."""
-    path = cfg.evaluation.path
-    if path is None and cfg.calibration.path is None and cfg.model.name in BUNDLED:
-        path = str(BUNDLED[cfg.model.name].evaluation)
-    count = cfg.evaluation.num_images
+    calibrated = intake_of(calibration, cfg.calibration, "calibration")
+    # More bad images than `allowed` end the run, so that it never needs more spares.
+    spares, rest = choose(rest, min(calibrated.allowed, len(rest) // 2), cfg.seed)
     if path is not None:
-        images = read_images(Path(path), "evaluation.path")
-        images = choose(images, count, cfg.seed)[0] if count else images
-        return images, not set(images.files()) & set(calibration.files())
-    images, held_out = (rest, True) if len(rest) else (calibration, False)
-    return choose(images, count or HELD_OUT_IMAGES, cfg.seed)[0], held_out
+        evaluation = asked_images(cfg.evaluation, path, head, cfg.seed)
+        held_out = not evaluation.identities() & (calibration.identities() | spares.identities())
+    else:
+        evaluation, held_out = (rest, True) if len(rest) else (calibration, False)
+        evaluation, _ = choose(evaluation, cfg.evaluation.num_images or HELD_OUT_IMAGES, cfg.seed)
+    evaluated = intake_of(evaluation, cfg.evaluation, "evaluation")
+    return Inputs(
+        device,
+        dense.to(device),
+        spec,
+        blocks,
+        groups,
+        skipped,
+        calibration,
+        spares,
+        evaluation,
+        held_out,
+        calibrated,
+        evaluated,
+    )
+
+
+def intake_of(images: ImageSet, cfg: CalibrationConfig | EvaluationConfig, group: str) -> Intake:
+    """An empty record of reading `images`, with the limit of bad ones that `cfg` sets."""
+    return Intake(f"{group}.path={images.source}", f"{group}.max_bad", int(cfg.max_bad * len(images)))
+
+
+# --- which images ---------------------------------------------------------------------------------------------
+
+
+def find_images(cfg: CalibrationConfig | EvaluationConfig, path: str, key: str, limit: int | None) -> ImageSet:
+    """The images at `path`, or those of the timm dataset of that name; of a stream at most the first `limit`."""
+    if is_timm_name(path):
+        return read_dataset(path, cfg.root, cfg.split, key, limit)
+    return read_images(path, key)
+
+
+def calibration_images(cfg: PruneConfig) -> ImageSet:
+    """The images asked for, or those that travel with a bundled model, from which calibration chooses."""
+    path = cfg.calibration.path
+    if path is None and cfg.model.name in BUNDLED:
+        path = str(BUNDLED[cfg.model.name].calibration)
+    if path is None:
+        raise CorpError(f"{cfg.model.name} needs images to calibrate on; set calibration.path to a folder of some.")
+    return find_images(cfg.calibration, path, "calibration.path", cfg.calibration.num_images + HELD_OUT_IMAGES)
+
+
+def evaluation_path(cfg: PruneConfig) -> str | None:
+    """Where the images to judge on are: as asked for, or those of a bundled model; None: left over from calibration."""
+    if cfg.evaluation.path is None and cfg.calibration.path is None and cfg.model.name in BUNDLED:
+        return str(BUNDLED[cfg.model.name].evaluation)
+    return cfg.evaluation.path
+
+
+def asked_images(cfg: EvaluationConfig, path: str, head: Head, seed: int) -> ImageSet:
+    """The images at `path`, labelled, then as many of them as `cfg` asks for: labels may depend on all of them."""
+    images = labelled(find_images(cfg, path, "evaluation.path", cfg.num_images), cfg, head)
+    return choose(images, cfg.num_images, seed)[0] if cfg.num_images else images
+
+
+# --- their classes --------------------------------------------------------------------------------------------
+
+
+def head_of(model: nn.Module) -> Head:
+    """What the outputs of `model` mean."""
+    classes = int(getattr(model, "num_classes", 0) or 0)
+    return make_head(classes, wordnet_classes(classes), class_names(model))
+
+
+def labelled(images: ImageSet, cfg: EvaluationConfig, head: Head) -> ImageSet:
+    """`images` with their classes, from evaluation.labels or else from their folders; warns of what does not fit."""
+    for key in ("labels", "class_map"):
+        if getattr(cfg, key) and head.num_classes == 0:
+            raise CorpError(f"evaluation.{key} needs a classifier and the model has none; leave it out.")
+    if head.num_classes == 0:
+        console.warn("the model has no classifier (num_classes=0): fidelity compares the features it puts out.")
+    class_map = read_class_map(cfg.class_map, head) if cfg.class_map else None
+    from_file = cfg.labels and with_label_file(images, cfg.labels, head, class_map)
+    found = from_file or with_labels(images, head, class_map)
+    for warning in found.warnings:
+        console.warn(warning)
+    return found.images
+
+
+# --- batches --------------------------------------------------------------------------------------------------
 
 
 def calibration_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[Tensor]:
-    """Preprocessed calibration images, with a progress bar."""
-    size = cfg.calibration.batch_size
-    transform, workers = eval_transform(inputs.spec.data), cfg.calibration.num_workers
-    found = batches(inputs.calibration, transform, size, workers, inputs.device.type == "cuda")
-    for images, _ in console.track(found, "calibrate", batch_count(inputs.calibration, size)):
-        yield images.to(inputs.device, non_blocking=True)
+    """Preprocessed calibration images, with a progress bar; spares take the places of those that cannot be read."""
+    total = batch_count(inputs.calibration, cfg.calibration.batch_size)
+    yield from console.track(_calibration_batches(inputs, cfg), "calibrate", total)
+    require_good(inputs.calibrated)
+
+
+def _calibration_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[Tensor]:
+    inputs.calibrated.restart()
+    images, spares, wanted = inputs.calibration, inputs.spares, len(inputs.calibration)
+    transform, pin = eval_transform(inputs.spec.data), inputs.device.type == "cuda"
+    while len(images):
+        size, workers = cfg.calibration.batch_size, cfg.calibration.num_workers
+        for pixels, _ in batches(images, transform, size, workers, pin, inputs.calibrated):
+            yield pixels.to(inputs.device, non_blocking=True)
+        images, spares = choose(spares, wanted - inputs.calibrated.good, cfg.seed)
+
+
+def curve_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[Tensor]:
+    """The first `sparsity.curve_images` of the calibration images, preprocessed."""
+    few, _ = choose(inputs.calibration, cfg.sparsity.curve_images, cfg.seed)
+    intake = intake_of(few, cfg.calibration, "calibration")
+    transform = eval_transform(inputs.spec.data)
+    for pixels, _ in batches(few, transform, cfg.calibration.batch_size, cfg.calibration.num_workers, intake=intake):
+        yield pixels.to(inputs.device)
 
 
 def evaluation_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[tuple[Tensor, Tensor]]:
     """Preprocessed evaluation images and their labels, with a progress bar."""
-    size = cfg.evaluation.batch_size
-    transform, workers = eval_transform(inputs.spec.data), cfg.evaluation.num_workers
-    found = batches(inputs.evaluation, transform, size, workers, inputs.device.type == "cuda")
-    for images, labels in console.track(found, "evaluate", batch_count(inputs.evaluation, size)):
-        yield images.to(inputs.device, non_blocking=True), labels.to(inputs.device)
+    return tracked_batches(inputs.evaluation, cfg.evaluation, inputs.spec, inputs.device, inputs.evaluated)
+
+
+def tracked_batches(
+    images: ImageSet, cfg: EvaluationConfig, spec: ModelSpec, device: torch.device, intake: Intake
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Preprocessed images and labels on the device, with a progress bar; those that cannot be read are left out."""
+    intake.restart()
+    transform, size = eval_transform(spec.data), cfg.batch_size
+    found = batches(images, transform, size, cfg.num_workers, device.type == "cuda", intake)
+    for pixels, labels in console.track(found, "evaluate", batch_count(images, size)):
+        yield pixels.to(device, non_blocking=True), labels.to(device)
+    require_good(intake)
+
+
+def require_good(intake: Intake) -> None:
+    """Say how many images could not be read. Raises CorpError when that was all of them."""
+    if intake.good == 0:
+        raise CorpError(f"{intake.where} holds no image that can be read, first {intake.bad[0]}; give other images.")
+    warn_unread(intake)
+
+
+def warn_unread(intake: Intake) -> None:
+    """Say how many images could not be read, if any."""
+    if intake.bad:
+        total = intake.good + len(intake.bad)
+        console.warn(f"{len(intake.bad)} of {total} images of {intake.where} cannot be read, first {intake.bad[0]}.")
+
+
+def warn_near_chance(top1: float | None, images: int, num_classes: int) -> None:
+    """Say so where a dense model guesses: then the labels are probably not the model's classes."""
+    if top1 is not None and (warning := near_chance(top1, images, num_classes)):
+        console.warn(warning)
+
+
+def first_batch(images: ImageSet, count: int, spec: ModelSpec, device: torch.device) -> Tensor:
+    """The first up to `count` images that can be read, on the device."""
+    intake = Intake(images.source, "", len(images))
+    for pixels, _ in batches(images, eval_transform(spec.data), count, 0, intake=intake):
+        return pixels.to(device)
+    raise CorpError(f"{images.source} holds no image that can be read, first {intake.bad[0]}; give other images.")
 
 
 def first_images(inputs: Inputs, count: int) -> Tensor:
     """The first `count` evaluation images, on the device."""
-    few = inputs.evaluation.subset(list(range(min(count, len(inputs.evaluation)))))
-    return next(batches(few, eval_transform(inputs.spec.data), count, 0))[0].to(inputs.device)
+    return first_batch(inputs.evaluation, count, inputs.spec, inputs.device)

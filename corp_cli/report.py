@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
+import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from corp_cli.checkpoint import Manifest
 from corp_cli.compensate import Errors
 from corp_cli.config import PruneConfig
+from corp_cli.data import Intake
 from corp_cli.environment import environment, peak_memory_mib
-from corp_cli.errors import CorpError
 from corp_cli.evaluate import Findings
 from corp_cli.flops import count_macs
 from corp_cli.inputs import Inputs
 from corp_cli.models.blocks import GROUPS, Block
-from corp_cli.models.loading import parameters, skeleton
+from corp_cli.models.loading import DATA_KEYS, ModelSpec, parameters, skeleton
 from corp_cli.models.resize import resize
+from corp_cli.output import write_json
+from corp_cli.sources import ImageSet
 
 SCHEMA_VERSION = 1
 REPORT = "report.json"
@@ -26,7 +29,7 @@ REPORT = "report.json"
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a run found, in the order of report.json. Times in seconds, memory in MiB, accuracy in percent."""
+    """Everything a run found, in the order of report.json; docs/report.md explains every field."""
 
     schema_version: int
     model: dict[str, Any]
@@ -40,7 +43,8 @@ class Report:
     throughput: dict[str, Any] | None
     blocks: list[dict[str, Any]]
     stage_seconds: dict[str, float]
-    peak_memory_mib: dict[str, float]
+    peak_memory_mib: dict[str, float | None]
+    warnings: list[str]
 
 
 def size_counts(manifest: Manifest) -> dict[str, Any]:
@@ -72,21 +76,35 @@ def block_rows(dense: tuple[Block, ...], pruned: tuple[Block, ...], errors: Erro
             "name": old.name,
             "dense": asdict(old.sizes),
             "pruned": asdict(new.sizes),
-            "reconstruction_error": {group: asdict(error) for group, error in found.items()},
+            "reconstruction_error": {group: asdict(found[group]) for group in GROUPS if group in found},
         }
         for old, new, found in zip(dense, pruned, errors, strict=True)
     ]
 
 
-def rounded(value: Any) -> Any:
-    """`value` with every float at six significant digits."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
-    return value
+def preprocessing(spec: ModelSpec) -> dict[str, Any]:
+    """How images are prepared, in the order of the report."""
+    return {key: spec.data[key] for key in DATA_KEYS}
+
+
+def image_facts(images: ImageSet, intake: Intake) -> dict[str, Any]:
+    """Where images came from, how many were used, which could not be read, and a hash over the list in order."""
+    used = {"source": images.source, "images": intake.good, "bad": intake.facts()}
+    return {**used, "list_sha256": list_sha256(images)}
+
+
+def list_sha256(images: ImageSet) -> str:
+    """SHA-256 over the names of files, relative to their folder, or the bytes of images in memory, in order."""
+    digest = hashlib.sha256()
+    for item in images.items:
+        if isinstance(item, Path):
+            name = item.relative_to(images.source) if item.is_relative_to(images.source) else item
+            digest.update(f"{name.as_posix()}\n".encode())
+        elif isinstance(item, Tensor):
+            digest.update(f"{tuple(item.shape)}".encode() + item.numpy().tobytes())
+        else:
+            digest.update(f"{item}\n".encode())
+    return digest.hexdigest()
 
 
 def make_report(
@@ -96,7 +114,9 @@ def make_report(
     pruned: tuple[Block, ...],
     errors: Errors,
     found: Findings,
+    predicted_kl: float | None,
     seconds: dict[str, float],
+    warnings: list[str],
 ) -> Report:
     """Everything that was found, as JSON types."""
     speed = found.images_per_second
@@ -106,7 +126,7 @@ def make_report(
             "name": cfg.model.name,
             "timm_name": manifest.model.name,
             "args": manifest.model.args,
-            "data": manifest.model.data,
+            "data": preprocessing(manifest.model),
             "dense_sha256": manifest.dense_sha256,
         },
         config=asdict(cfg),
@@ -117,12 +137,12 @@ def make_report(
             "asked": cfg.sparsity.fractions(),
             "achieved": achieved_sparsity(inputs.blocks, pruned),
             "skipped": inputs.skipped,
+            "predicted_kl": predicted_kl,
         },
-        calibration={"source": inputs.calibration.source, "images": len(inputs.calibration)},
+        calibration=image_facts(inputs.calibration, inputs.calibrated),
         evaluation={
-            "source": inputs.evaluation.source,
-            "images": len(inputs.evaluation),
-            "labelled": inputs.evaluation.labels is not None,
+            **image_facts(inputs.evaluation, inputs.evaluated),
+            "labelled_images": found.labelled_images,
             "held_out": inputs.held_out,
             **{name: asdict(evaluation) for name, evaluation in found.evaluations.items()},
         },
@@ -135,17 +155,10 @@ def make_report(
         blocks=block_rows(inputs.blocks, pruned, errors),
         stage_seconds=seconds,
         peak_memory_mib=peak_memory_mib(inputs.device),
+        warnings=warnings,
     )
 
 
 def write_report(report: Report, folder: Path) -> None:
-    """Write report.json into `folder`; it appears only when whole. Raises CorpError if it cannot be written."""
-    path = folder / REPORT
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(json.dumps(rounded(asdict(report)), indent=2) + "\n")
-        os.replace(partial, path)
-    except OSError as error:
-        raise CorpError(f"{path} cannot be written ({error}); check space and permissions.") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    """Write report.json into `folder`, whole or not at all. Raises CorpError if it cannot be written."""
+    write_json(asdict(report), folder / REPORT)

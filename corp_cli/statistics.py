@@ -13,12 +13,14 @@ from corp_cli.linalg.moments import Moments
 class LogitStatistics:
     """Second moments of queries and keys over all calibration tokens, float64.
 
-    gram_q, gram_k [H, d, d]: E[qqᵀ], E[kkᵀ], not centred; energy [H, d]: E[‖q_j‖²‖k_j‖²], norms over the tokens of
-    one image, mean over images (Eq. 12).
+    gram_q, gram_k [H, d, d]: E[qqᵀ], E[kkᵀ], not centred. gram_k_centred [H, d, d]: of keys less their mean over the
+    tokens of one image, whose logits softmax cannot tell from those of the keys themselves. energy [H, d]:
+    E[‖q_j‖²‖k_j‖²], norms over the tokens of one image, mean over images (Eq. 12).
     """
 
     gram_q: Tensor
     gram_k: Tensor
+    gram_k_centred: Tensor
     energy: Tensor
 
 

@@ -16,11 +16,12 @@ import torch
 
 from corp_cli.calibrate import Calibration
 from corp_cli.config import ModelConfig
-from corp_cli.data import batches, choose, read_images, resolve_device
-from corp_cli.evaluate import synchronize
+from corp_cli.data import batches, choose, resolve_device
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import load_dense
 from corp_cli.models.preprocess import eval_transform
+from corp_cli.sources import read_images
+from corp_cli.timing import synchronize
 
 
 @torch.inference_mode()

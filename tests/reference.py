@@ -35,3 +35,17 @@ def softmax(x: Array) -> Array:
     """Along the last axis."""
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
+
+
+def plain_obs(weight: Array, covariance: Array, ridge: float) -> tuple[list[int], list[float]]:
+    """(order, costs): remove argmin ‖W_:j‖²/H_jj one at a time with full updates of W and H."""
+    w, h = weight.copy(), np.linalg.inv(covariance + ridge * np.eye(len(covariance)))
+    left, order, costs = list(range(len(covariance))), [], []
+    while left:
+        scores = [(w[:, j] ** 2).sum() / h[j, j] for j in left]
+        j = left.pop(int(np.argmin(scores)))
+        order.append(j)
+        costs.append(float(min(scores)))
+        w = w - np.outer(w[:, j], h[j]) / h[j, j]
+        h = h - np.outer(h[:, j], h[j]) / h[j, j]
+    return order, costs

@@ -21,7 +21,7 @@ from corp_cli.models.attention import PrunedAttention
 from corp_cli.models.blocks import Block
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
-from corp_cli.rank import Kept, KeptAttention, check_supported, make_plan, rank
+from corp_cli.rank import Context, Kept, KeptAttention, check_supported, keep, rank, uniform_sizes
 from tests import variants
 
 CPU = torch.device("cpu")
@@ -126,7 +126,8 @@ def prune_half(model: nn.Module, x: Tensor, groups: frozenset[str]) -> nn.Module
     half: dict[str, Any] = dict.fromkeys(groups, 0.5)
     sparsity = SparsityConfig(**half, round_to=1)
     statistics = calibrate(model, blocks, x.split(2), groups, CPU)
-    plan = make_plan(rank(model, blocks, statistics, groups, RankerConfig(), 0), blocks, sparsity)
+    scores = rank(model, blocks, statistics, groups, RankerConfig(), Context.seeded(0, 1e-3))
+    plan = tuple(keep(s, b, uniform_sizes(b, groups, sparsity)) for s, b in zip(scores, blocks, strict=True))
     return compensate(model, blocks, statistics, plan, CompensationConfig())[0]
 
 

@@ -39,7 +39,7 @@ def test_manifest_says_how_to_build_the_model(checkpoint: Path) -> None:
     assert manifest["model"]["args"]["embed_dim"] == 96
     assert manifest["blocks"]["blocks.3"]["attn"]["qk"] == 16
     assert manifest["blocks"]["blocks.3"]["attn"]["scale"] == pytest.approx(32**-0.5)
-    assert manifest["recipe"]["recipe"] == "paper"
+    assert manifest["recipe"]["recipe"] == "best"
     assert len(manifest["dense_sha256"]) == 64
     assert {"corp", "torch", "timm"} <= manifest["versions"].keys()
 
@@ -137,7 +137,7 @@ class Payload:
         (lambda path: torch.save([1, 2], path), "not a state dict"),
         (lambda path: torch.save({"epoch": 1}, path), "holds no tensors"),
         (lambda path: path.write_bytes(b"hello"), "is not a PyTorch checkpoint"),
-        (lambda path: path.write_bytes(b""), "is not a PyTorch checkpoint"),
+        (lambda path: path.write_bytes(b""), "is empty"),
         (lambda path: None, "does not exist"),
     ],
 )

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Callable
@@ -43,7 +44,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PruneConfig, Path]]:
 
     def run(cfg: PruneConfig, output_dir: Path) -> None:
         asked.append((cfg, output_dir))
-        (output_dir / "report.json").write_text("{}")
+        (output_dir / "pruned.safetensors").touch()
 
     put_module(monkeypatch, "pipeline", run=run)
     return asked
@@ -87,7 +88,7 @@ def test_version(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_of_prune_shows_groups_keys_and_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prune", flag]) == 0
     out = capsys.readouterr().out
-    assert "compensation: mean, none, paper" in out
+    assert "compensation: best, mean, none, paper" in out
     assert "joint: null" in out
     assert "# hidden channels" in out  # the comment in the YAML explains the key
     assert "num_images: 1024" in out
@@ -120,7 +121,7 @@ def test_no_torch_before_the_work_begins(argv: list[str]) -> None:
 def test_python_m_corp_cli() -> None:
     done = subprocess.run([sys.executable, "-m", "corp_cli", "prun"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "corp: There is no command prun, only prune, info; did you mean prune?\n"
+    assert done.stderr == "corp: There is no command prun, only prune, evaluate, bench, info; did you mean prune?\n"
 
 
 def test_hydra_help_and_info(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +153,7 @@ def test_prune_writes_only_its_output_folder(
     before = dict(os.environ), list(sys.argv)
     assert main(["prune"]) == 0
     hydra = [f".hydra/{name}.yaml" for name in ("config", "hydra", "overrides")]
-    written = [str(runs[0][1].relative_to(Path.cwd()) / name) for name in (*hydra, "report.json")]
+    written = [str(runs[0][1].relative_to(Path.cwd()) / name) for name in (*hydra, "pruned.safetensors")]
     assert files() == written
     assert (dict(os.environ), sys.argv) == before
     assert capsys.readouterr() == ("", "")
@@ -169,6 +170,37 @@ def test_flags_may_stand_between_overrides(capsys: pytest.CaptureFixture[str]) -
     assert "seed: 3" in out
     assert "qk: 0.5" in out
     assert not files()
+
+
+def test_own_config_needs_no_defaults_list(runs: list[tuple[PruneConfig, Path]]) -> None:
+    Path("my.yaml").write_text("seed: 7\nsparsity: {mlp: 0.25}\n")
+    assert main(["prune", "--config-dir", ".", "--config-name", "my", "sparsity.qk=0.5", "ranker=random"]) == 0
+    ((cfg, _),) = runs
+    assert (cfg.seed, cfg.sparsity.mlp, cfg.sparsity.qk, cfg.ranker.mlp) == (7, 0.25, 0.5, "random")
+
+
+def test_group_that_such_a_config_sets_cannot_be_chosen_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.yaml").write_text("model: {name: deit_tiny_patch16_224}\n")
+    assert main(["prune", "--config-dir", ".", "--config-name", "my", "model=deit_base"]) == 2
+    assert "my.yaml sets all of model already" in capsys.readouterr().err
+    assert files() == ["my.yaml"]
+
+
+def test_saved_config_runs_the_same_again(runs: list[tuple[PruneConfig, Path]]) -> None:
+    assert main(["prune", "model=deit_tiny", "seed=3", "+model.args.img_size=384", "recipe=paper"]) == 0
+    saved = runs[0][1] / ".hydra"
+    assert main(["prune", "--config-dir", str(saved), "--config-name", "config"]) == 0
+    assert main(["prune", f"--config-dir={saved}", "-cn=config.yaml", "seed=4"]) == 0
+    assert runs[1][0] == runs[0][0]
+    assert runs[2][0] == replace(runs[0][0], seed=4)
+    assert len({output_dir for _, output_dir in runs}) == 3
+
+
+def test_saved_config_of_a_job_can_be_swept(runs: list[tuple[PruneConfig, Path]]) -> None:
+    assert main(["prune", "-m", "seed=1"]) == 0
+    saved = str(runs[0][1] / ".hydra")
+    assert main(["prune", "-m", "--config-dir", saved, "--config-name", "config", "sparsity.mlp=0.25,0.5"]) == 0
+    assert [(cfg.seed, cfg.sparsity.mlp) for cfg, _ in runs[1:]] == [(1, 0.25), (1, 0.5)]
 
 
 def test_own_configs(runs: list[tuple[PruneConfig, Path]]) -> None:
@@ -207,7 +239,7 @@ def test_multirun_goes_on_after_a_failed_job(
     def run(cfg: PruneConfig, output_dir: Path) -> None:
         if cfg.seed != 2:
             raise CorpError("no such luck.") if cfg.seed == 1 else ValueError("bug")
-        (output_dir / "report.json").touch()
+        (output_dir / "pruned.safetensors").touch()
 
     put_module(monkeypatch, "pipeline", run=run)
     assert main(["prune", "-m", "seed=1,2,3"]) == 1
@@ -216,7 +248,7 @@ def test_multirun_goes_on_after_a_failed_job(
     assert err[1].startswith("corp: job 2 (seed=3): unexpected error: ValueError: bug;")
     assert len(err) == 2
     (sweep,) = Path("outputs/multirun").iterdir()
-    assert sorted(path.name for path in sweep.iterdir()) == ["1", "2", "multirun.yaml"]
+    assert sorted(path.name for path in sweep.iterdir()) == ["1", "2", "multirun.yaml", "summary.csv"]
 
 
 def test_multirun_that_fails_throughout_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +279,7 @@ def test_error_in_the_process_of_a_launcher_reaches_hydra(
 CHOICES = ["deit_base", "vit_digits", "vit_tiny"]
 MISTAKES = [
     (["prun"], ["prun", "did you mean prune?"]),
-    (["shrink"], ["shrink", "prune, info"]),
+    (["shrink"], ["shrink", "prune, evaluate, bench, info"]),
     (["model=deit_tiny"], ["corp prune model=deit_tiny"]),
     (["-m", "prune"], ["-m", "must follow a command"]),
     (["prune", "modl=deit_tiny"], ["no key modl", "did you mean model?"]),
@@ -256,7 +288,7 @@ MISTAKES = [
     (["prune", "model=5"], ["model=5", *CHOICES]),
     (["prune", "model=null"], ["model=null", *CHOICES]),
     (["prune", "-m", "model=deit_tiny,deit_tny"], ["model=deit_tny", "did you mean deit_tiny?"]),
-    (["prune", "recipe=foo"], ["recipe=foo", "choose paper"]),
+    (["prune", "recipe=foo"], ["recipe=foo", "choose best or paper"]),
     (["prune", "sparsity=0.5"], ["sparsity=0.5", "uniform", "sparsity.joint"]),
     (["prune", "calibration=/photos"], ["calibration=/photos", "folder", "calibration.path"]),
     (["prune", "hydra/launcher=joblib"], ["hydra/launcher=joblib", "basic"]),
@@ -300,6 +332,16 @@ MISTAKES = [
     (["prune", "modl=x", "--help"], ["did you mean model?"]),
     (["prune", "modl=x", "--cfg", "job"], ["did you mean model?"]),
     (["prune", "hydra.run.dir=/proc/nope/x"], ["/proc/nope", "hydra.run.dir"]),
+    (["evaluate"], ["corp evaluate checkpoint=", "model="]),
+    (["evaluate", "sparsity=uniform"], ["sparsity", "corp evaluate"]),
+    (["evaluate", "model=deit_tny"], ["did you mean deit_tiny?"]),
+    (["bench"], ["corp bench checkpoint="]),
+    (["bench", "pruned.safetensors"], ["checkpoint=pruned.safetensors"]),
+    (["bench", "checkpoint=a", "model=deit_tiny"], ["corp bench checkpoint="]),
+    (["bench", "checkpoint=a", "batch_sizes=[0]"], ["batch_sizes=0", "at least 1"]),
+    (["bench", "checkpoint=a", "batch_sizes=[]"], ["batch_sizes=[]", "at least one"]),
+    (["bench", "checkpoint=a", "dtypes=[float64]"], ["dtypes=float64", "bfloat16"]),
+    (["bench", "checkpoint=a", "runs=0"], ["runs=0"]),
     (["info"], ["corp info checkpoint="]),
     (["info", "pruned.safetensors"], ["checkpoint=pruned.safetensors"]),
     (["info", "chekpoint=x"], ["did you mean checkpoint?"]),
@@ -325,7 +367,10 @@ def test_mistake_ends_in_one_sentence_and_leaves_nothing(
 
 
 FILES = [
-    ("seed: 1", ["defaults list"]),
+    ("defaults: [_self_]\nseed: 1", ["defaults list"]),
+    ("sede: 1", ["my.yaml", "sede", "did you mean seed?"]),
+    ("seed: x", ["my.yaml", "seed", "Integer"]),
+    ("- seed", ["my.yaml"]),
     ("seed: [1", ["my.yaml, line 1"]),
     ("defaults: [prune, _self_]\nsede: 1", ["my.yaml", "sede", "did you mean seed?"]),
     ("defaults: [prune, _self_]\nseed: x", ["my.yaml", "seed", "Integer"]),
@@ -412,7 +457,11 @@ def test_closed_pipe_is_quiet() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("corp ", ["prune", "info"]),
+        ("corp ", ["prune", "evaluate", "bench", "info"]),
+        ("corp evaluate mod", ["model.", "model="]),
+        ("corp evaluate sparsi", []),
+        ("corp evaluate evaluation.path=ph", ["evaluation.path=photos/"]),
+        ("corp bench dtypes=[b", ["dtypes=[bfloat16]"]),
         ("corp pr", ["prune"]),
         ("corp nope ", []),
         ("corp prune model=vit_d", ["model=vit_digits"]),

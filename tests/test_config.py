@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 import corp_cli
 from corp_cli.config import CompensationConfig, InfoConfig, PruneConfig, SparsityConfig, config_dir, slug
 from corp_cli.errors import CorpError
+from tests.recipes import PAPER_COMPENSATION
 
 load_config = corp_cli.load_config
 
@@ -45,7 +46,8 @@ def test_every_choice_composes(choice: str) -> None:
     config = load_config(choice)
     group, _, name = choice.partition("=")
     if group == "ranker":
-        assert set(vars(config.ranker).values()) == {name}
+        simple = name if name in ("activation", "magnitude", "random") else "activation"
+        assert vars(config.ranker) == {"mlp": name, "qk": simple, "vo": simple, "heads": simple}
 
 
 @pytest.mark.parametrize("choice", TIMM_CHOICES)
@@ -63,7 +65,15 @@ def test_every_model_is_in_timm(choice: str) -> None:
     ],
 )
 def test_compensation(choice: str, expected: tuple[str, str, str]) -> None:
-    assert load_config(f"compensation={choice}").compensation == CompensationConfig(*expected, ridge_lambda=1e-3)
+    assert load_config(f"compensation={choice}").compensation == CompensationConfig(
+        *expected, ridge_lambda=1e-3, propagate="none"
+    )
+
+
+def test_recipes() -> None:
+    assert load_config("recipe=best") == load_config()
+    paper = load_config("recipe=paper")
+    assert (paper.recipe, paper.ranker.mlp, paper.compensation) == ("paper", "activation", PAPER_COMPENSATION)
 
 
 def test_any_timm_name() -> None:
@@ -123,7 +133,7 @@ def test_number_out_of_range(override: str, low: int) -> None:
     ("override", "message"),
     [
         ("ranker.vo=weights", "ranker.vo=weights is not a choice; use one of activation, magnitude, random."),
-        ("compensation.qk=affine", "compensation.qk=affine is not a choice; use one of none, sylvester."),
+        ("compensation.qk=affine", "compensation.qk=affine is not a choice; use one of none, sylvester, lowrank."),
         ("modl=deit_tiny", "corp prune has no key modl; did you mean model?"),
         ("sparsity.joint=abc", "sparsity.joint=abc is not valid; sparsity.joint must be a number."),
         ("+sparsity.jiont=0.5", "corp has no key sparsity.jiont; leave it out, or see corp prune --help"),

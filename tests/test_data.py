@@ -1,7 +1,8 @@
-"""Reading, choosing and labelling images."""
+"""Choosing and batching images, and what becomes of broken ones."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from safetensors.torch import save_file
 
-from corp_cli.data import ImageSet, batches, choose, read_images, resolve_device, with_labels
+from corp_cli.data import Intake, batches, choose, resolve_device
 from corp_cli.errors import CorpError
-from corp_cli.models.preprocess import eval_transform, wordnet_classes
+from corp_cli.models.preprocess import eval_transform
+from corp_cli.sources import ImageSet, read_images
 
 DATA = {
     "input_size": [3, 16, 16],
@@ -35,39 +36,6 @@ def folder(tmp_path: Path, **counts: int) -> Path:
 
 def image_set(*folders: str, labels: tuple[int, ...] | None = None) -> ImageSet:
     return ImageSet("test", tuple(Path(f"{name}/{i}.png") for i, name in enumerate(folders)), folders, labels)
-
-
-def test_nested_and_flat_folders_are_read(tmp_path: Path) -> None:
-    folder(tmp_path, a=2, b=1)
-    (tmp_path / "a" / "deep").mkdir()
-    Image.new("L", (8, 8)).save(tmp_path / "a" / "deep" / "x.JPEG")
-    Image.new("RGB", (8, 8)).save(tmp_path / "top.webp")
-    (tmp_path / "notes.txt").write_text("not an image")
-    found = read_images(tmp_path, "calibration.path")
-    assert sorted(found.folders) == [".", "a", "a", "a/deep", "b"]
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda p: p / "nowhere", "does not exist"),
-        (lambda p: p, "holds no images"),
-        (lambda p: ((p / "f.txt").write_text("") and None) or p / "f.txt", "is a file"),
-    ],
-)
-def test_places_without_images_are_refused_naming_the_key(tmp_path: Path, make, sentence: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(CorpError, match=rf"calibration\.path=.*{sentence}"):
-        read_images(make(tmp_path), "calibration.path")
-
-
-def test_tensors_with_labels_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "images.safetensors"
-    save_file({"images": torch.zeros(3, 8, 8, dtype=torch.uint8), "labels": torch.tensor([2, 0, 1])}, path)
-    found = read_images(path, "calibration.path")
-    assert (len(found), found.labels) == (3, (2, 0, 1))
-    save_file({"other": torch.zeros(1)}, path)
-    with pytest.raises(CorpError, match="does not hold a tensor named images"):
-        read_images(path, "calibration.path")
 
 
 @settings(deadline=None)
@@ -94,19 +62,8 @@ def test_another_seed_chooses_other_images() -> None:
     assert choose(images, 10, 0)[0] != choose(images, 10, 1)[0]
 
 
-def test_wordnet_folders_get_their_imagenet_index() -> None:
-    labelled = with_labels(image_set("n02102040", "train/n01440764", "n02102040"), 1000, wordnet_classes(1000))
-    assert labelled.labels == (217, 0, 217)
-
-
-def test_as_many_folders_as_classes_are_the_classes_in_order() -> None:
-    assert with_labels(image_set("cat", "ant", "bee"), 3, {}).labels == (2, 0, 1)
-    assert with_labels(image_set("cat", "ant"), 3, {}).labels is None
-    assert with_labels(image_set("x", labels=(5,)), 3, {}).labels == (5,)
-
-
 def test_batches_are_preprocessed_in_order(tmp_path: Path) -> None:
-    images = with_labels(read_images(folder(tmp_path, a=3, b=2), "calibration.path"), 2, {})
+    images = replace(read_images(folder(tmp_path, a=3, b=2), "calibration.path"), labels=(0, 0, 0, 1, 1))
     found = list(batches(images, eval_transform(DATA), 2, 0))
     assert [tuple(x.shape) for x, _ in found] == [(2, 3, 16, 16), (2, 3, 16, 16), (1, 3, 16, 16)]
     assert torch.cat([y for _, y in found]).tolist() == [0, 0, 0, 1, 1]
@@ -120,12 +77,59 @@ def test_workers_give_the_same_batches(tmp_path: Path) -> None:
     assert all(torch.equal(x, y) for (x, _), (y, _) in zip(alone, helped, strict=True))
 
 
+BAD = {
+    "not an image": b"not a png",
+    "empty": b"",
+    "truncated": None,  # cut below
+}
+
+
+def with_bad(tmp_path: Path, good: int, kind: str = "not an image") -> Path:
+    """`good` sound images, and bad.png."""
+    folder(tmp_path, a=good)
+    content = BAD[kind]
+    if content is None:
+        noise = torch.randint(0, 255, (64, 64, 3), dtype=torch.uint8).numpy()
+        Image.fromarray(noise).save(tmp_path / "whole.png")
+        content = (tmp_path / "whole.png").read_bytes()[:6000]
+        (tmp_path / "whole.png").unlink()
+    (tmp_path / "a" / "bad.png").write_bytes(content)
+    return tmp_path
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_image_is_named(tmp_path: Path, workers: int) -> None:
-    folder(tmp_path, a=2)
-    (tmp_path / "a" / "1.png").write_bytes(b"not a png")
-    with pytest.raises(CorpError, match=r"^[^\n]*1\.png cannot be read as an image[^\n]*$"):
-        list(batches(read_images(tmp_path, "calibration.path"), eval_transform(DATA), 1, workers))
+@pytest.mark.parametrize("kind", list(BAD))
+def test_an_unreadable_image_is_left_out_and_named(tmp_path: Path, workers: int, kind: str) -> None:
+    images = read_images(with_bad(tmp_path, 5, kind), "calibration.path")
+    intake = Intake("calibration.path=x", "calibration.max_bad", allowed=1)
+    found = list(batches(images, eval_transform(DATA), 2, workers, intake=intake))
+    assert sum(len(x) for x, _ in found) == intake.good == 5
+    assert len(intake.bad) == 1
+    assert "bad.png (" in intake.bad[0]
+    assert "\n" not in intake.bad[0]
+
+
+def test_too_many_unreadable_images_are_refused(tmp_path: Path) -> None:
+    images = read_images(with_bad(tmp_path, 2), "calibration.path")
+    intake = Intake("calibration.path=x", "calibration.max_bad", allowed=0)
+    with pytest.raises(CorpError, match=r"1 of the first 3, first .*bad\.png.*calibration\.max_bad"):
+        list(batches(images, eval_transform(DATA), 3, 0, intake=intake))
+    with pytest.raises(CorpError, match=r"bad\.png .* cannot be read as an image"):
+        list(batches(images, eval_transform(DATA), 3, 0))
+
+
+def test_only_twenty_bad_images_are_named() -> None:
+    intake = Intake("x", "y", allowed=100)
+    intake.take(0, [f"{i}.png (broken)" for i in range(50)])
+    facts = intake.facts()
+    assert facts["count"] == 50
+    assert facts["first"] == [f"{i}.png (broken)" for i in range(20)]
+
+
+def test_several_right_classes_come_as_rows(tmp_path: Path) -> None:
+    images = replace(read_images(folder(tmp_path, a=2), "x"), labels=((1, 2), (3, -1)))
+    (_, labels), *_ = batches(images, eval_transform(DATA), 2, 0)
+    assert labels.tolist() == [[1, 2], [3, -1]]
 
 
 def test_devices() -> None:

@@ -200,7 +200,10 @@ def test_logit_error_is_the_measured_one() -> None:
         full = q[h] @ k[h].T
         lost += float((full - q[h][:, kept[h]] @ bilinear[h] @ k[h][:, kept[h]].T).square().sum())
         total += float(full.square().sum())
-    assert logit_error(gram_q, gram_k, kept, bilinear) == pytest.approx(lost / total, rel=1e-9)
+    full = torch.zeros(2, 5, 5, dtype=torch.float64)
+    for h in range(2):
+        full[h][kept[h][:, None], kept[h]] = bilinear[h]
+    assert logit_error(gram_q, gram_k, full) == pytest.approx(lost / total, rel=1e-9)
 
 
 def test_take_picks_rows_and_columns_per_head() -> None:

@@ -24,10 +24,13 @@ from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import PruneResult, prune, run
 from corp_cli.rank import RANKERS
 from corp_cli.report import SCHEMA_VERSION
+from tests.recipes import PAPER, PAPER_COMPENSATION
 
 
 def config(**parts: object) -> PruneConfig:
+    """The paper's recipe on few images, with `parts` put in."""
     quick = PruneConfig(
+        **PAPER,
         calibration=CalibrationConfig(num_images=256),
         evaluation=EvaluationConfig(num_images=200, throughput_batches=0),
         device="cpu",
@@ -52,7 +55,7 @@ def test_default_run_keeps_the_digits(half: tuple[PruneResult, Path]) -> None:
 
 def test_files_are_whole_and_nothing_else_is_left(half: tuple[PruneResult, Path]) -> None:
     result, folder = half
-    assert sorted(p.name for p in folder.iterdir()) == ["pruned.safetensors", "report.json"]
+    assert sorted(p.name for p in folder.iterdir()) == ["plan.yaml", "pruned.safetensors", "report.json"]
     report = json.loads((folder / "report.json").read_text())
     assert report["schema_version"] == SCHEMA_VERSION
     assert report["size"]["pruned"]["parameters"] == sum(p.numel() for p in result.model.parameters())
@@ -62,7 +65,7 @@ def test_files_are_whole_and_nothing_else_is_left(half: tuple[PruneResult, Path]
     for block in report["blocks"]:
         assert block["reconstruction_error"]["mlp"]["after"] < block["reconstruction_error"]["mlp"]["before"]
         assert block["reconstruction_error"]["qk"]["after"] <= block["reconstruction_error"]["qk"]["before"]
-    assert list(report["stage_seconds"]) == ["load", "calibrate", "rank", "compensate", "evaluate", "export"]
+    assert list(report["stage_seconds"]) == ["load", "calibrate", "rank", "plan", "compensate", "evaluate", "export"]
 
 
 def test_checkpoint_comes_back_bitwise(half: tuple[PruneResult, Path]) -> None:
@@ -90,21 +93,30 @@ def test_batch_size_does_not_change_the_result(half: tuple[PruneResult, Path]) -
 @pytest.mark.parametrize("ranker", list(RANKERS["mlp"]))
 def test_every_ranker_runs_on_every_group(ranker: str) -> None:
     sparsity = SparsityConfig(mlp=0.25, qk=0.25, vo=0.25, heads=0.4)
-    result = prune(config(ranker=RankerConfig(*[ranker] * 4), sparsity=sparsity))
+    names = {group: ranker if ranker in choices else "activation" for group, choices in RANKERS.items()}
+    result = prune(config(ranker=RankerConfig(**names), sparsity=sparsity))
     assert result.report.blocks[0]["pruned"] == {"mlp": 288, "qk": 24, "vo": 24, "heads": 2}
 
 
 def test_compensations_differ_as_they_should() -> None:
     """Affine beats the mean on outputs; the mean cannot do worse than dropping on what it reconstructs."""
     sparsity = SparsityConfig(mlp=0.5, vo=0.5)
-    kinds = {"affine": CompensationConfig(), "mean": CompensationConfig(mlp="mean", qk="none", vo="mean")}
+    by_mean = replace(PAPER_COMPENSATION, mlp="mean", qk="none", vo="mean")
+    kinds = {"affine": PAPER_COMPENSATION, "mean": by_mean}
     reports = {name: prune(config(compensation=c, sparsity=sparsity)).report for name, c in kinds.items()}
     assert reports["affine"].evaluation["pruned"]["kl"] < 0.5 * reports["mean"].evaluation["pruned"]["kl"]
     for affine, mean in zip(reports["affine"].blocks, reports["mean"].blocks, strict=True):
         for group in ("mlp", "vo"):
-            by_affine, by_mean = affine["reconstruction_error"][group], mean["reconstruction_error"][group]
-            assert by_affine["before"] == by_mean["before"]
-            assert by_affine["after"] < by_mean["after"] < by_mean["before"]
+            of_affine, of_mean = affine["reconstruction_error"][group], mean["reconstruction_error"][group]
+            assert of_affine["before"] == of_mean["before"]
+            assert of_affine["after"] < of_mean["after"] < of_mean["before"]
+
+
+def test_best_is_much_closer_to_the_dense_model_than_paper(half: tuple[PruneResult, Path]) -> None:
+    best = prune(replace(config(), ranker=RankerConfig(), compensation=CompensationConfig(), recipe="best")).report
+    paper = half[0].report
+    assert best.size["pruned"] == paper.size["pruned"]
+    assert best.evaluation["pruned"]["kl"] < 0.5 * paper.evaluation["pruned"]["kl"]
 
 
 def test_nothing_removed_is_the_dense_model() -> None:

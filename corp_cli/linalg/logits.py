@@ -47,15 +47,12 @@ def split_factors(bilinear: Tensor) -> tuple[Tensor, Tensor]:
     return R * root, St.mT * root
 
 
-def logit_error(gram_q: Tensor, gram_k: Tensor, kept: Tensor, bilinear: Tensor) -> float:
-    """‖QKᵀ - Q_S A K_Sᵀ‖² / ‖QKᵀ‖², summed over heads, over all pairs of calibration tokens; A [H, s, s].
+def logit_error(gram_q: Tensor, gram_k: Tensor, bilinear: Tensor) -> float:
+    """‖QKᵀ - QAKᵀ‖² / ‖QKᵀ‖², summed over heads, over all pairs of calibration tokens; A [H, d, d].
 
-    With D = I - P_S A P_Sᵀ the difference is QDKᵀ, whose square is tr(G_Q D G_K Dᵀ).
+    With D = I - A the difference is QDKᵀ, whose square is tr(G_Q D G_K Dᵀ).
     """
-    heads, d = gram_q.shape[:2]
-    D = torch.eye(d, dtype=gram_q.dtype, device=gram_q.device).repeat(heads, 1, 1)
-    index = torch.arange(heads, device=gram_q.device)[:, None, None]
-    D[index, kept[:, :, None], kept[:, None, :]] -= bilinear
+    D = torch.eye(gram_q.shape[1], dtype=gram_q.dtype, device=gram_q.device) - bilinear
     lost = (gram_q @ D @ gram_k * D).sum()
     total = (gram_q * gram_k.mT).sum()
     return float(lost.clamp(min=0) / total) if total > 0 else 0.0

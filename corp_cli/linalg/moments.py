@@ -23,6 +23,16 @@ class Moments:
         return self.covariance.diagonal() + self.mean.square()
 
 
+def select_moments(moments: Moments, index: Tensor) -> Moments:
+    """The moments of the coordinates `index`."""
+    return Moments(moments.count, moments.mean[index], moments.covariance[index][:, index])
+
+
+def transform_moments(moments: Moments, A: Tensor) -> Moments:
+    """The moments of Ax."""
+    return Moments(moments.count, A @ moments.mean, A @ moments.covariance @ A.T)
+
+
 def add_upper_gram(total: Tensor, x: Tensor) -> None:
     """total += XᵀX on and above the diagonal blocks; x [n, d], total [d, d] float64.
 
@@ -50,19 +60,26 @@ class RunningMoments:
 
     def __init__(self, dim: int, device: torch.device) -> None:
         self.count = 0
+        self.weight = 0.0
         self.mean = torch.zeros(dim, dtype=torch.float64, device=device)
         self.scatter = torch.zeros(dim, dim, dtype=torch.float64, device=device)
 
-    def add(self, x: Tensor) -> None:
-        """Take in the rows of x [n, d]."""
-        n, mean = x.shape[0], x.mean(0)
-        add_upper_gram(self.scatter, x - mean)
+    def add(self, x: Tensor, weights: Tensor | None = None) -> None:
+        """Take in the rows of x [n, d], each counted `weights` [n] times (once where not given)."""
+        if weights is None:
+            added, mean = float(x.shape[0]), x.mean(0)
+            add_upper_gram(self.scatter, x - mean)
+        else:
+            added = float(weights.sum())
+            mean = weights @ x / added
+            add_upper_gram(self.scatter, (x - mean) * weights.sqrt()[:, None])
         delta = mean.to(self.mean) - self.mean
-        total = self.count + n
-        self.scatter.addr_(delta, delta, alpha=self.count * n / total)
-        self.mean.add_(delta, alpha=n / total)
-        self.count = total
+        total = self.weight + added
+        self.scatter.addr_(delta, delta, alpha=self.weight * added / total)
+        self.mean.add_(delta, alpha=added / total)
+        self.weight = total
+        self.count += x.shape[0]
 
     def result(self) -> Moments:
         """The moments of everything taken in so far."""
-        return Moments(self.count, self.mean.clone(), symmetric(self.scatter) / self.count)
+        return Moments(self.count, self.mean.clone(), symmetric(self.scatter) / self.weight)

@@ -58,6 +58,19 @@ def no_prediction(moments: Moments, kept: Tensor, pruned: Tensor) -> Affine:
     return Affine(moments.mean.new_zeros(len(pruned), len(kept)), moments.mean.new_zeros(len(pruned)))
 
 
+def refit(weight: Tensor, joint: Moments, ridge_lambda: float) -> tuple[Tensor, Tensor]:
+    """W = (Σ_yx + λW₀)(Σ_xx + λI)⁻¹, b = μ_y - Wμ_x: ridge regression of y on x towards W₀ rather than towards zero.
+
+    weight W₀ [o, d]; `joint` are the moments of x and y side by side, [d + o]. λ = `ridge_lambda` x mean(diag Σ_xx).
+    """
+    d = weight.shape[1]
+    cov_xx, cov_yx = joint.covariance[:d, :d], joint.covariance[d:, :d]
+    ridge = ridge_lambda * cov_xx.diagonal().mean()
+    regularised = cov_xx + ridge * torch.eye(d, dtype=cov_xx.dtype, device=cov_xx.device)
+    new = solve_spd(regularised, (cov_yx + ridge * weight).T).T
+    return new, joint.mean[d:] - new @ joint.mean[:d]
+
+
 def fold(weight: Tensor, bias: Tensor, kept: Tensor, pruned: Tensor, affine: Affine) -> tuple[Tensor, Tensor]:
     """W̃ = W_S + W_P B, b̃ = b + W_P c (Eq. 11); weight [o, d], bias [o] → [o, s], [o]."""
     weight_p = weight[:, pruned]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import timm
@@ -12,10 +11,12 @@ import torch
 from timm.models import load_model_config_from_hf
 from torch import Tensor, nn
 
-from corp_cli.config import ModelConfig
+from corp_cli.config import DataConfig, ModelConfig
 from corp_cli.errors import CorpError
 from corp_cli.models.bundled import BUNDLED
+from corp_cli.models.preprocess import with_overrides
 from corp_cli.models.state_dict import fit_state_dict, read_state_dict
+from corp_cli.sources import expand
 
 DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 
@@ -33,21 +34,23 @@ class ModelSpec:
         return asdict(self)
 
 
-def load_dense(cfg: ModelConfig) -> tuple[nn.Module, ModelSpec]:
+def load_dense(cfg: ModelConfig, data: DataConfig | None = None) -> tuple[nn.Module, ModelSpec]:
     """The dense model named by `cfg` with its weights, in eval mode on the CPU, and what builds it again.
 
-    Raises CorpError for an unknown name, weights out of reach, or a checkpoint that does not fit.
+    `data` overrides the model's own preprocessing. Raises CorpError for an unknown name, weights out of reach, a
+    checkpoint that does not fit, or preprocessing that does not suit the model.
     """
     bundled = BUNDLED.get(cfg.name)
     name = bundled.timm_name if bundled else cfg.name
     args = {**(bundled.args if bundled else {}), **cfg.args}
-    checkpoint = Path(cfg.checkpoint) if cfg.checkpoint else bundled.weights if bundled else None
+    checkpoint = expand(cfg.checkpoint) if cfg.checkpoint else bundled.weights if bundled else None
     state = read_state_dict(checkpoint) if checkpoint else None
     model = _create(name, args, pretrained=cfg.pretrained and checkpoint is None)
     if state is not None:
         fit_state_dict(model, state, str(checkpoint))
     _require_finite(model)
-    return model.eval(), _spec(model, name, args, bundled.data if bundled else {})
+    spec = _spec(model, name, args, bundled.data if bundled else {})
+    return model.eval(), replace(spec, data=with_overrides(spec.data, data, model)) if data else spec
 
 
 def _create(name: str, args: dict[str, Any], pretrained: bool) -> nn.Module:
@@ -98,6 +101,8 @@ def _spec(model: Any, name: str, args: dict[str, Any], data: dict[str, Any]) -> 
     if hasattr(model, "patch_embed") and getattr(model.patch_embed, "img_size", None):
         args["img_size"] = list(model.patch_embed.img_size)
     data = {**timm.data.resolve_model_data_config(model), **data}
+    if "img_size" in args:  # given on building, it changes the model and not what timm says of its images
+        data["input_size"] = [data["input_size"][0], *args["img_size"]]
     plain = {key: list(v) if isinstance(v, tuple) else v for key, v in data.items() if key in DATA_KEYS}
     return ModelSpec(name, args, plain)
 

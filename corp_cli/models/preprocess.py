@@ -2,25 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from PIL import Image
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset
-from torch import Tensor
+from torch import Tensor, nn
+
+from corp_cli.config import DataConfig
+from corp_cli.decode import to_mode
+from corp_cli.errors import CorpError
 
 
-def eval_transform(data: dict[str, Any]) -> Callable[[Image.Image], Tensor]:
-    """PIL image → [C, H, W] as the model was trained to see it. `data` is ModelSpec.data."""
-    sized = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    transform = create_transform(**sized, is_training=False)
-    mode = "L" if sized["input_size"][0] == 1 else "RGB"
+@dataclass(frozen=True)
+class EvalTransform:
+    """PIL image → [C, H, W]; an object, since workers that are not forked have to pickle it."""
 
-    def apply(image: Image.Image) -> Tensor:
-        tensor: Tensor = transform(image.convert(mode))
+    transform: Any
+    mode: str
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """`image` as the model was trained to see it."""
+        tensor: Tensor = self.transform(to_mode(image, self.mode))
         return tensor
 
-    return apply
+
+def eval_transform(data: dict[str, Any]) -> EvalTransform:
+    """timm's evaluation transform for `data`, which is ModelSpec.data."""
+    sized = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return EvalTransform(create_transform(**sized, is_training=False), "L" if sized["input_size"][0] == 1 else "RGB")
+
+
+def with_overrides(data: dict[str, Any], cfg: DataConfig, model: nn.Module) -> dict[str, Any]:
+    """`data` of the model with what `cfg` sets in its place. Raises CorpError where the model cannot take it."""
+    given = {key: value for key, value in asdict(cfg).items() if value is not None}
+    channels = data["input_size"][0]
+    for key in {"mean", "std"} & given.keys():
+        if len(given[key]) not in (1, channels):
+            count = len(given[key])
+            raise CorpError(f"data.{key} has {count} values and the model {channels} channels; give one each.")
+        given[key] = given[key] * (channels // len(given[key]))
+    if "input_size" in given:
+        given["input_size"] = [channels, *given["input_size"]]
+        _require_size(given["input_size"][1:], model)
+    return {**data, **given}
+
+
+def _require_size(size: list[int], model: Any) -> None:
+    embed = getattr(model, "patch_embed", None)
+    fixed = getattr(embed, "img_size", None)
+    if fixed and getattr(embed, "strict_img_size", False) and list(fixed) != size:
+        shown = ",".join(map(str, size))
+        raise CorpError(
+            f"data.input_size=[{shown}] does not suit the model, which takes {list(fixed)}; "
+            f"build it for that size with '+model.args.img_size=[{shown}]'."
+        )
+
+
+def describe(data: dict[str, Any]) -> str:
+    """One line on how images are prepared: what a wrong mean or resize would show in."""
+    channels, height, width = data["input_size"]
+
+    def numbers(values: list[float]) -> str:
+        return "/".join(f"{value:.4g}" for value in values)
+
+    return (
+        f"{height}x{width}, {channels} channel{'s' if channels > 1 else ''}, {data['interpolation']}, "
+        f"crop_pct {data['crop_pct']:g} ({data['crop_mode']}), mean {numbers(data['mean'])}, std {numbers(data['std'])}"
+    )
+
+
+# --- classes --------------------------------------------------------------------------------------------------
 
 
 def wordnet_classes(num_classes: int) -> dict[str, int]:
@@ -30,3 +82,14 @@ def wordnet_classes(num_classes: int) -> dict[str, int]:
         return {}
     names: list[str] = ImageNetInfo(subset).label_names()
     return {name: index for index, name in enumerate(names)}
+
+
+def class_names(model: nn.Module) -> list[tuple[str, ...]]:
+    """The names of every class of the model's head, by index: its own label names and WordNet's words, if any."""
+    count = int(getattr(model, "num_classes", 0) or 0)
+    own: list[str] = (getattr(model, "pretrained_cfg", None) or {}).get("label_names") or []
+    subset = infer_imagenet_subset({"num_classes": count})
+    words: list[str] = ImageNetInfo(subset).label_descriptions() if subset else []
+    # "tench, Tinca tinca" is known by the whole and by each of its parts.
+    named = [(text, *text.split(", ")) for text in words] or [()] * count
+    return [(*names, name) for names, name in zip(named, own, strict=True)] if len(own) == count else named

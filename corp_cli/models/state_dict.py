@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
 
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model", "module")  # the first found is opened
+PRUNED = "corp-pruned"  # marks, in a file's metadata, what corp.checkpoint has written
+ZIP, PICKLE, LFS = b"PK\x03\x04", b"\x80", b"version https://"  # how files begin
 PREFIXES = ("module.", "_orig_mod.", "model.")  # DataParallel, torch.compile, Lightning
 
 
@@ -23,25 +26,56 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
     PyTorch files are read with `weights_only=True`: tensors only, never code. Raises CorpError for anything else.
     """
+    if path.is_dir():
+        raise CorpError(f"model.checkpoint={path} is a folder; give the file in it that holds the weights.")
     if not path.is_file():
         raise CorpError(f"The checkpoint {path} does not exist; check model.checkpoint.")
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise CorpError(f"{path} is not a whole safetensors file ({error}); copy or download it again.") from error
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError as error:
+        raise CorpError(f"{path} cannot be read ({error.strerror}); check its permissions.") from error
+    if not start:
+        raise CorpError(f"{path} is empty; copy or download it again.")
+    if start.startswith(LFS):
+        raise CorpError(f"{path} is a Git LFS pointer, not the weights themselves; run git lfs pull.")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path, start)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch warns of pickle protocols before it refuses the pickle
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        if not start.startswith((ZIP, PICKLE)):
+            raise CorpError(f"{path} is not a PyTorch checkpoint; copy or download it again.") from error
         raise CorpError(
             f"{path} holds Python objects besides tensors and is not opened, since that could run code; convert it "
             "where you trust it: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')."
         ) from error
     except Exception as error:
+        whole = "whole " if start.startswith(ZIP) else ""
         raise CorpError(
-            f"{path} is not a PyTorch checkpoint ({type(error).__name__}); copy or download it again."
+            f"{path} is not a {whole}PyTorch checkpoint ({type(error).__name__}); copy or download it again."
         ) from error
     return _unwrap(content, path)
+
+
+def _read_safetensors(path: Path, start: bytes) -> dict[str, Tensor]:
+    # A safetensors file begins with the length of its header, which may look like a pickle, and then "{".
+    if start.startswith((ZIP, PICKLE)) and start[8:9] != b"{":
+        raise CorpError(f"{path} is a PyTorch file by content, not safetensors; rename it to end in .pth.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        state = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CorpError(f"{path} is not a whole safetensors file ({error}); copy or download it again.") from error
+    if PRUNED in metadata:
+        raise CorpError(
+            f"{path} is a model that corp has pruned already, and model.checkpoint takes dense weights; give the "
+            "weights that it was made from. corp info checkpoint=FILE describes it."
+        )
+    return _unwrap(state, path)
 
 
 def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,139 @@
+"""Damage curves: what cutting one group of one block costs at the model's outputs, measured in context."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from corp_cli import console
+from corp_cli.compensate import compensate_block, replace_block
+from corp_cli.config import PruneConfig
+from corp_cli.linalg.lowrank import logit_factors, output_factors
+from corp_cli.linalg.obs import removal_order
+from corp_cli.models.adapter import block_weights
+from corp_cli.models.blocks import Block, BlockWeights, Sizes
+from corp_cli.models.streams import logits_from, tokens
+from corp_cli.rank import Scores, keep
+from corp_cli.statistics import BlockStatistics, Statistics
+
+ANCHORS = (0.25, 0.5, 0.75, 0.875)  # fractions removed at which the damage is measured
+
+
+@dataclass(frozen=True)
+class Curve:
+    """KL of the outputs to the dense model, in nats per image, at every kept size 0..dense of one group of one block.
+
+    It is measured at the anchors and interpolated between them along the closed-form reconstruction error.
+    """
+
+    block: int
+    group: str
+    damage: Tensor  # [dense + 1], never rising with size, zero at dense
+
+
+def reconstruction_errors(
+    group: str, weights: BlockWeights, statistics: BlockStatistics, ridge_lambda: float
+) -> Tensor:
+    """Error left at every kept size 0..dense of a group in closed form, [dense + 1], in units of its own."""
+    if group == "mlp":
+        assert weights.mlp is not None
+        assert statistics.hidden is not None
+        error = removal_order(weights.mlp.fc2, statistics.hidden, ridge_lambda).error
+        return torch.cat([error.flip(0), error.new_zeros(1)])
+    assert weights.attn is not None
+    if group == "qk":
+        assert statistics.logits is not None
+        _, _, sigma = logit_factors(statistics.logits.gram_q, statistics.logits.gram_k_centred)
+    else:
+        assert statistics.head_output is not None
+        heads, dense, _ = weights.attn.v.shape
+        cov = statistics.head_output.covariance
+        of_head = torch.stack([cov[i : i + dense, i : i + dense] for i in range(0, heads * dense, dense)])
+        _, _, sigma = output_factors(of_head, weights.attn.proj.transpose(0, 1))
+    spectrum = sigma.square().sum(0)
+    return torch.cat([spectrum.flip(0).cumsum(0).flip(0), spectrum.new_zeros(1)])
+
+
+def interpolate(errors: Tensor, sizes: list[int], damage: list[float]) -> Tensor:
+    """Damage at every size 0..dense, linear in `errors` between the measured `sizes` (descending, dense first).
+
+    Below the smallest measured size the last slope goes on. A measured dip is noise: damage never falls as more goes.
+    """
+    x = errors.cpu().double()
+    points, values = [float(x[size]) for size in sizes], list(damage)
+    for i in range(1, len(values)):
+        values[i] = max(values[i], values[i - 1])
+    curve = torch.empty_like(x)
+    for size in range(len(x)):
+        i = next((i for i in range(1, len(sizes)) if sizes[i] <= size), len(sizes) - 1)
+        span = points[i] - points[i - 1]
+        share = (float(x[size]) - points[i - 1]) / span if span > 0 else 0.0
+        curve[size] = values[i - 1] + share * (values[i] - values[i - 1])
+    return curve - curve[-1]
+
+
+def divergence(reference: Tensor, logits: Tensor) -> float:
+    """Σ over images of KL(dense ‖ model) from log-probabilities `reference` and logits."""
+    return float(F.kl_div(F.log_softmax(logits.double(), -1), reference, reduction="sum", log_target=True))
+
+
+@torch.inference_mode()
+def damage_curves(
+    model: nn.Module,
+    blocks: tuple[Block, ...],
+    statistics: Statistics,
+    scores: tuple[Scores, ...],
+    context: tuple[Sizes, ...],
+    wanted: Collection[tuple[int, str]],
+    batches: Iterable[Tensor],
+    cfg: PruneConfig,
+) -> list[Curve]:
+    """The curve of every `wanted` (block, group), all others being cut to the sizes `context`.
+
+    The stream is kept at the block concerned, so that a measurement costs only the blocks from there on.
+    """
+    around, repair = copy.deepcopy(model), cfg.compensation
+    dense = tuple(block_weights(model, block) for block in blocks)
+    for block, weights, statistic, score, sizes in zip(blocks, dense, statistics, scores, context, strict=True):
+        replace_block(around, block, compensate_block(weights, statistic, keep(score, block, sizes), repair)[0])
+    streams, references = [], []
+    for images in batches:
+        streams.append(tokens(model, images))
+        references.append(F.log_softmax(model(images).double(), -1))
+    total = sum(len(x) for x in streams)
+    curves = []
+    for i, block in enumerate(console.track(blocks, "curves", len(blocks))):
+        module = around.get_submodule(block.name)
+        in_context = copy.deepcopy(module)
+        for group in (group for owner, group in wanted if owner == i):
+            size = getattr(block.sizes, group)
+            points = sorted({size, *(max(1, round(size * (1 - a))) for a in ANCHORS)}, reverse=True)
+            damage = []
+            for point in points:
+                trial = keep(scores[i], block, replace(context[i], **{group: point}))
+                half = replace(trial, attn=None) if group == "mlp" else replace(trial, mlp=None)
+                weights, _ = compensate_block(dense[i], statistics[i], half, repair)
+                _put(around, block.name, copy.deepcopy(in_context))
+                path = block.mlp if group == "mlp" else block.attn
+                _put(around, path, copy.deepcopy(model.get_submodule(path)))
+                replace_block(around, block, weights)
+                found = sum(
+                    divergence(reference, logits_from(around, x, blocks[i:]))
+                    for x, reference in zip(streams, references, strict=True)
+                )
+                damage.append(found / total)
+            errors = reconstruction_errors(group, dense[i], statistics[i], repair.ridge_lambda)
+            curves.append(Curve(i, group, interpolate(errors, points, damage)))
+        _put(around, block.name, in_context)
+        streams = [in_context(x) for x in streams]
+    return curves
+
+
+def _put(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)

@@ -1,0 +1,48 @@
+"""Pixels as a model wants them: any image that Pillow opens, or a tensor, as an upright 8-bit L or RGB image."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+
+def to_mode(image: Image.Image, mode: str) -> Image.Image:
+    """`image`, fully decoded and upright, in `mode` ("L" or "RGB").
+
+    Rotated as its EXIF tag says. 16 bits are scaled to 8, where Pillow's own convert would clip them. Alpha is
+    dropped, as Pillow's convert, timm and torchvision do: the colour below a transparent pixel counts.
+    Raises what Pillow raises for an image that is broken.
+    """
+    image.load()
+    with contextlib.suppress(Exception):  # sound pixels may carry a broken EXIF block: they are used as they lie
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # I;16 and its byte orders; older Pillows open 16-bit PNGs as I
+        image = _scaled(image, 255 / 65535)
+    elif image.mode == "F":
+        image = _scaled(image, 255.0 if _maximum(image) <= 1 else 1.0)
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the step that Pillow asks for
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _maximum(image: Image.Image) -> float:
+    return float(np.asarray(image).max())
+
+
+def _scaled(image: Image.Image, factor: float) -> Image.Image:
+    pixels = np.asarray(image).astype(np.float32) * factor
+    return Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
+
+
+def from_tensor(pixels: Tensor) -> Image.Image:
+    """[H, W] or [H, W, C] as an image: uint8 as it is, uint16 scaled to 8 bits, floats in [0, 1] times 255."""
+    if pixels.dtype == torch.uint16:
+        pixels = pixels.float() / 65535
+    if pixels.is_floating_point():
+        pixels = (pixels.float() * 255).round().clamp(0, 255).to(torch.uint8)
+    array = pixels.numpy()
+    return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array)

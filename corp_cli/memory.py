@@ -1,0 +1,69 @@
+"""When memory runs out: the stage starts again with batches of half the size."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+
+from corp_cli import console
+from corp_cli.errors import CorpError
+
+T = TypeVar("T")
+Config = TypeVar("Config")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that the device or this machine has no memory left."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # The CPU allocator raises a plain RuntimeError; its words differ on Windows, and MPS has its own.
+    words = ("DefaultCPUAllocator: ", "can't allocate memory", "not enough memory", "MPS backend out of memory")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def halving_batches(work: Callable[[Config], T], cfg: Config, group: str) -> T:
+    """work(cfg); each time memory runs out, again with half of `cfg.<group>.batch_size`, down to 1, and a warning.
+
+    The work starts afresh, so that no statistics of a half-processed batch are left in its sums. That costs little:
+    all batches are of one size, so memory runs out on the first of them if at all. Raises CorpError at batches of 1.
+    """
+    smaller: Any = cfg
+    while True:
+        try:
+            return work(smaller)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            part = getattr(smaller, group)
+            if part.batch_size == 1:
+                raise CorpError(
+                    f"Memory ran out even with {group}.batch_size=1; close other programs, or use device=cpu or a "
+                    "smaller model."
+                ) from error
+        half = part.batch_size // 2
+        console.warn(f"memory ran out with {group}.batch_size={part.batch_size}; going on with {half}.")
+        smaller = replace(smaller, **{group: replace(part, batch_size=half)})
+        release()
+
+
+def release() -> None:
+    """Give back what only a dead exception or an allocator's cache still holds."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def plain_memory_errors() -> Iterator[None]:
+    """Raise CorpError where memory runs out in the body."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise CorpError("Memory ran out; close other programs, or use device=cpu or a smaller model.") from error

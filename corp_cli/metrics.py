@@ -1,0 +1,115 @@
+"""What is measured of a model's outputs: fidelity to a reference and, where labels exist, accuracy and calibration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from scipy.stats import binomtest
+from torch import Tensor
+
+BINS = 15  # of confidence, for the calibration error
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One model on one set of images; percentages in [0, 100], KL and loss in nats per image.
+
+    Fidelity is None without a reference, the rest None without labels.
+    """
+
+    agreement: float | None  # same top-1 class as the reference
+    kl: float | None  # KL(reference ‖ model) of the class probabilities
+    top1: float | None = None
+    top1_interval: tuple[float, float] | None = None  # Wilson's, 95%
+    top5: float | None = None
+    top5_interval: tuple[float, float] | None = None
+    loss: float | None = None  # cross entropy
+    calibration_error: float | None = None  # expected |confidence - accuracy| over 15 bins of confidence, percent
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """The labelled images of one class, and how many of them were right at the first and among five guesses."""
+
+    index: int
+    images: int
+    top1: int
+    top5: int
+
+
+def wilson(hits: int, of: int) -> tuple[float, float]:
+    """The 95% interval of Wilson for a share of `hits` in `of`, in percent."""
+    interval = binomtest(hits, of).proportion_ci(0.95, method="wilson")
+    return 100 * float(interval.low), 100 * float(interval.high)
+
+
+class RunningMetrics:
+    """Sums behind one Evaluation; memory independent of the number of images."""
+
+    def __init__(self) -> None:
+        self.images = self.agree = 0
+        self.has_reference = False
+        self.kl = self.loss = 0.0
+        self.bin_gap = torch.zeros(BINS, dtype=torch.float64)  # Σ (confidence - right) of the images in each bin
+        self.by_class = torch.zeros(3, 0, dtype=torch.int64)  # images, top-1 hits, top-5 hits of every class
+
+    def add(self, logits: Tensor, labels: Tensor, reference: Tensor | None) -> None:
+        """Take in logits [B, C], labels [B] (-1: none) and, where there is one, the reference's logits [B, C].
+
+        labels may be [B, L], filled up with -1, where any of several classes is right.
+        """
+        logits, labels = logits.cpu().double(), labels.cpu().reshape(len(labels), -1)
+        self.images += len(logits)
+        if reference is not None:
+            reference = reference.cpu().double()
+            p, q = (F.log_softmax(t, dim=-1) for t in (reference, logits))
+            self.has_reference = True
+            self.agree += int((logits.argmax(-1) == reference.argmax(-1)).sum())
+            self.kl += float(F.kl_div(q, p, reduction="sum", log_target=True))
+        if not len(self.by_class[0]):
+            self.by_class = self.by_class.new_zeros(3, logits.shape[-1])
+        known = labels[:, 0] >= 0
+        if known.any():
+            self._add_labelled(logits[known], labels[known])
+
+    def _add_labelled(self, logits: Tensor, labels: Tensor) -> None:
+        right_classes = F.log_softmax(logits, dim=-1).gather(1, labels.clamp(min=0)).masked_fill(labels < 0, -torch.inf)
+        self.loss -= float(right_classes.logsumexp(1).sum())
+        guesses = logits.topk(min(5, logits.shape[-1])).indices
+        hits = (guesses[:, :, None] == labels[:, None, :]).any(-1)
+        first = labels[:, 0]
+        right = torch.stack([torch.ones_like(first), hits[:, 0].long(), hits.any(1).long()])
+        self.by_class.index_add_(1, first, right)
+        confidence = logits.softmax(-1).amax(-1)
+        bins = (confidence * BINS).long().clamp(max=BINS - 1)
+        self.bin_gap.index_add_(0, bins, confidence - hits[:, 0].double())
+
+    def result(self) -> Evaluation:
+        """The metrics of everything taken in."""
+        agreement, kl = (
+            (100 * self.agree / self.images, max(0.0, self.kl / self.images)) if self.has_reference else (None, None)
+        )
+        labelled, top1, top5 = (int(n) for n in self.by_class.sum(1))
+        if labelled == 0:
+            return Evaluation(agreement, kl)
+        return Evaluation(
+            agreement,
+            kl,
+            100 * top1 / labelled,
+            wilson(top1, labelled),
+            100 * top5 / labelled,
+            wilson(top5, labelled),
+            self.loss / labelled,
+            100 * float(self.bin_gap.abs().sum()) / labelled,
+        )
+
+    def labelled(self) -> int:
+        """How many images had a label."""
+        return int(self.by_class[0].sum())
+
+    def per_class(self) -> list[ClassResult]:
+        """The classes of which there were images, in order of index."""
+        columns = enumerate(self.by_class.T.tolist())
+        return [ClassResult(index, *counts) for index, counts in columns if counts[0] > 0]

@@ -1,0 +1,108 @@
+"""Datasets that timm knows by name (torch/, hfds/, hfids/, tfds/, wds/) as an ImageSet."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from PIL import Image
+from timm.data import create_dataset
+
+from corp_cli.errors import CorpError
+from corp_cli.sources import ImageSet, Sample, expand
+
+PACKAGES = {"hfds": "datasets", "hfids": "datasets", "tfds": "tensorflow-datasets", "wds": "webdataset"}
+LABEL_FIELDS = ("targets", "labels", "_labels")  # where torchvision's datasets keep their classes
+
+
+class Indexed:
+    """A dataset with random access. Images come undecoded where timm allows it, and are decoded in the workers."""
+
+    in_order = False
+
+    def __init__(self, dataset: Any) -> None:
+        self.source = getattr(dataset, "reader", dataset)  # timm's own reader would put the next image for a broken one
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """Image `index` and its class, -1 where unknown."""
+        image, target, *_ = self.source[index]
+        opened = image if isinstance(image, Image.Image) else Image.open(image)
+        return opened, target if isinstance(target, int) else -1
+
+
+class Stream:
+    """A dataset that can only be read from its start; going back starts anew."""
+
+    in_order = True
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.position = 0
+        self.iterator: Iterator[Any] | None = None
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """Image `index` and its class, -1 where unknown."""
+        if self.iterator is None or index < self.position:
+            self.iterator, self.position = iter(self.dataset), 0
+        skipped = index - self.position
+        self.position = index + 1
+        image, target = next(itertools.islice(self.iterator, skipped, None))
+        return image, target if isinstance(target, int) else -1
+
+
+def read_dataset(name: str, root: str | None, split: str, key: str, limit: int | None) -> ImageSet:
+    """The images of timm's dataset `name`; of a stream at most the first `limit`.
+
+    Raises CorpError where the package that it needs is missing, the network is out of reach, or there is no such data.
+    """
+    prefix = name.partition("/")[0].lower()
+    where = f"{key}={name}"
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # timm prints its own advice
+            dataset = create_dataset(name, root and str(expand(root)), split=split, input_img_mode="")
+            stream = prefix in ("hfids", "tfds", "wds")
+            count = _stream_length(dataset, limit) if stream else len(dataset)
+    except ImportError as error:
+        package = PACKAGES.get(prefix, error.name or "it")
+        raise CorpError(f"{where} needs the package {package}; pip install {package}.") from error
+    except Exception as error:  # every backend has its own errors
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        place = key.rpartition(".")[0]
+        raise CorpError(
+            f"{where} cannot be opened ({type(error).__name__}: {why}); check the name, {place}.split={split} and "
+            f"{place}.root={root or 'null'}, or without a network give a folder of images."
+        ) from error
+    if count == 0:
+        raise CorpError(f"{where} holds no images in the split {split}; choose another.")
+    reader = Stream(dataset) if stream else Indexed(dataset)
+    names, targets = _classes(dataset, count) if not stream else (None, None)
+    folders = tuple(names[target] if names else str(target) for target in targets) if targets else ("",) * count
+    items = tuple(Sample(reader, index, f"{name} {split} {index}") for index in range(count))
+    return ImageSet(name, items, folders, classes=names, labels_on_read=targets is None)
+
+
+def _stream_length(dataset: Any, limit: int | None) -> int:
+    known = len(dataset)
+    count = known or sum(1 for _ in itertools.islice(iter(dataset), limit))
+    return min(count, limit or count)
+
+
+def _classes(dataset: Any, count: int) -> tuple[tuple[str, ...] | None, list[int] | None]:
+    """(names of the classes in the dataset's order, class of every image), where known without reading images."""
+    reader: Any = getattr(dataset, "reader", None)
+    index = getattr(reader or dataset, "class_to_idx", None) or {}
+    names = tuple(sorted(index, key=index.__getitem__)) if sorted(index.values()) == list(range(len(index))) else None
+    targets: Any = None
+    if hasattr(reader, "dataset"):  # Hugging Face datasets: a column
+        targets = reader.dataset[reader.label_key] if reader.label_key in reader.dataset.column_names else None
+    else:
+        targets = next((getattr(dataset, field) for field in LABEL_FIELDS if hasattr(dataset, field)), None)
+    if targets is None or len(targets) != count:
+        return names, None
+    try:
+        return names, [int(target) for target in targets]
+    except (TypeError, ValueError):
+        return names, None

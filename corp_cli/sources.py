@@ -1,0 +1,269 @@
+"""Where images come from: a folder, a list of files, a file of tensors, or a dataset that timm knows by name."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from corp_cli.errors import CorpError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+LISTS = (".txt", ".csv", ".tsv", ".lst", ".list")
+TENSORS = (".npy", ".pt", ".pth", ".safetensors")
+TIMM_PREFIXES = ("torch", "hfds", "hfids", "tfds", "wds")  # of the names that timm.data.create_dataset takes
+KINDS = "give a folder of images, a .txt or .csv list of files, or a .npy, .pt or .safetensors of uint8 images"
+
+
+class Reader(Protocol):
+    """Images by index, with their class index (-1 where unknown), from anything but plain files."""
+
+    in_order: bool  # a stream: indices may only grow, and one process reads it
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """Image `index` of the dataset; raises what reading it raises."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image of a dataset that is read through `reader`."""
+
+    reader: Reader
+    index: int
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+# One class index per image, -1 where unknown; or several right ones per image, filled up with -1.
+Labels = tuple[int, ...] | tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images in a fixed order. `items` are files, samples of a dataset, or images [H, W] or [H, W, C] in memory.
+
+    `folders` holds the sub-folder (or the class name in a list or dataset) of every image; `classes` the source's own
+    order of those names where it has one; `labels` the class indices of the model where known.
+    """
+
+    source: str
+    items: tuple[Path | Tensor | Sample, ...]
+    folders: tuple[str, ...]
+    labels: Labels | None = None
+    classes: tuple[str, ...] | None = None
+    labels_on_read: bool = False  # a stream tells the class of an image only with the image
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether `batches` gives classes."""
+        return self.labels is not None or self.labels_on_read
+
+    def identities(self) -> set[Path | str]:
+        """What tells two images apart: files without links, samples by name; those in memory only by their source."""
+        files = {item.resolve() for item in self.items if isinstance(item, Path)}
+        names = {item.name if isinstance(item, Sample) else self.source for item in self.items}
+        return files | (names if len(files) < len(self) else set())
+
+    def subset(self, indices: list[int]) -> ImageSet:
+        """The images at `indices`, in that order."""
+        labels: Any = None if self.labels is None else tuple(self.labels[i] for i in indices)
+        items, folders = tuple(self.items[i] for i in indices), tuple(self.folders[i] for i in indices)
+        return replace(self, items=items, folders=folders, labels=labels)
+
+
+def expand(path: str | os.PathLike[str]) -> Path:
+    """`path` with ~ replaced by the home folder."""
+    return Path(os.path.expanduser(path))
+
+
+def is_timm_name(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` names a dataset of timm, as hfds/food101 does, and nothing on disk."""
+    prefix, slash, _ = str(path).partition("/")
+    return bool(slash) and prefix.lower() in TIMM_PREFIXES and not Path(path).exists()
+
+
+def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
+    """All images at `path`: a folder (nested, flat or both), a list of files, or a file of tensors.
+
+    Raises CorpError, naming the config key, when there is nothing to read.
+    """
+    path = expand(path)
+    where, suffix = f"{key}={path}", path.suffix.lower()
+    try:
+        if path.is_dir():
+            return _read_folder(path, where)
+        if not path.exists():
+            raise CorpError(f"{where} does not exist; {KINDS}.")
+        if suffix in TENSORS:
+            return _read_tensors(path, where)
+        if suffix in LISTS:
+            return _read_list(path, where)
+    except PermissionError as error:
+        raise CorpError(f"{where} cannot be read (permission denied: {error.filename}); change its mode.") from error
+    one = "one image; give the folder that holds it" if suffix in EXTENSIONS else f"a file of another kind; {KINDS}"
+    raise CorpError(f"{where} is {one}.")
+
+
+# --- folders --------------------------------------------------------------------------------------------------
+
+
+def _read_folder(path: Path, where: str) -> ImageSet:
+    """Links to folders are followed, each folder once; hidden files are passed over."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    files: list[Path] = []
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(path, onerror=refuse, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        files += [Path(folder, n) for n in names if n.lower().endswith(EXTENSIONS) and not n.startswith(".")]
+    if not files:
+        raise CorpError(f"{where} holds no images ({', '.join(EXTENSIONS)}); give a folder that does.")
+    files.sort()
+    return ImageSet(str(path), tuple(files), tuple(str(f.parent.relative_to(path)) for f in files))
+
+
+# --- lists ----------------------------------------------------------------------------------------------------
+
+
+def read_text(path: Path, where: str) -> str:
+    """The text of a file; a CorpError where it is missing, unreadable or not text."""
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CorpError(f"{where} is not a text file ({error.reason}); save it as UTF-8.") from error
+    except OSError as error:
+        raise CorpError(f"{where} cannot be read ({error.strerror}); check the path and its permissions.") from error
+
+
+def read_rows(path: Path, where: str) -> list[list[str]]:
+    """The rows of a text file: split at commas or tabs in .csv and .tsv, one cell a line elsewhere; blanks left out."""
+    text, suffix = read_text(path, where), path.suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        rows = list(csv.reader(io.StringIO(text), delimiter="\t" if suffix == ".tsv" else ","))
+    else:
+        rows = [[line] for line in text.splitlines()]
+    stripped = [[cell.strip() for cell in row] for row in rows]
+    return [row for row in stripped if any(row) and not row[0].startswith("#")]
+
+
+def _read_list(path: Path, where: str) -> ImageSet:
+    """A line holds a path, relative to the list, and perhaps a class, behind a blank or tab, or in a column."""
+    rows = read_rows(path, where)
+    name, label = 0, 1
+    if rows and len(rows[0]) > 0 and path.suffix.lower() in (".csv", ".tsv"):
+        titles = [cell.casefold() for cell in rows[0]]
+        if not titles[0].endswith(EXTENSIONS):
+            name = _column(titles, ("path", "file", "filename", "file_name", "image", "name"), 0)
+            label = _column(titles, ("label", "class", "target", "wnid", "category"), len(titles))
+            rows = rows[1:]
+    files, classes, missing = [], [], []
+    for row in rows:
+        cells = [row[0]] if len(row) == 1 else [row[i] if i < len(row) else "" for i in (name, label)]
+        file = path.parent / expand(cells[0])
+        if len(cells) == 1 and not file.is_file() and len(split := cells[0].rsplit(maxsplit=1)) == 2:
+            cells, file = split, path.parent / expand(split[0])
+        if not file.is_file():
+            missing.append(cells[0])
+        files.append(file)
+        classes.append(cells[1] if len(cells) > 1 else "")
+    if missing:
+        raise CorpError(
+            f"{where} names {len(missing)} files that do not exist, first {missing[0]}; correct the list, whose paths "
+            "are relative to it."
+        )
+    if not files:
+        raise CorpError(f"{where} names no images; write one path a line.")
+    folders = classes if any(classes) else [os.path.relpath(f.parent, path.parent) for f in files]
+    return ImageSet(str(path), tuple(files), tuple(folders))
+
+
+def _column(titles: list[str], names: tuple[str, ...], default: int) -> int:
+    return next((titles.index(name) for name in names if name in titles), default)
+
+
+# --- tensors --------------------------------------------------------------------------------------------------
+
+
+def _read_tensors(path: Path, where: str) -> ImageSet:
+    images, labels = _open_tensors(path, where)
+    images = _channels_last(images, where)
+    if images.is_floating_point():
+        low, high = (float(t) for t in images.aminmax())
+        if not (low >= 0 and high <= 1):  # also when NaN
+            raise CorpError(
+                f"{where} holds values from {low:g} to {high:g}; floats must be in [0, 1], not yet normalised."
+            )
+    elif images.dtype not in (torch.uint8, torch.uint16):
+        raise CorpError(f"{where} holds {images.dtype} values; save the images as uint8, or as floats in [0, 1].")
+    if labels is not None and labels.shape != images.shape[:1]:
+        raise CorpError(f"{where} holds {len(images)} images and labels of shape {list(labels.shape)}; give one each.")
+    known = None if labels is None else tuple(int(label) for label in labels)
+    return ImageSet(path.name, tuple(images), ("",) * len(images), known)
+
+
+def _open_tensors(path: Path, where: str) -> tuple[Tensor, Tensor | None]:
+    """(images, labels) of the file: its only tensor, or those of these names. Never runs a pickle."""
+    content: Any
+    try:
+        if path.suffix.lower() == ".npy":
+            array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy-on-write: read page by page, as needed
+            content = torch.from_numpy(array)
+        elif path.suffix.lower() == ".safetensors":
+            content = load_file(path)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyTorch warns of pickle protocols before it refuses the pickle
+                content = torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError:
+        raise
+    except (SafetensorError, OSError, ValueError, TypeError, EOFError) as error:
+        reason = str(error).split("\n")[0]
+        raise CorpError(f"{where} is not a whole file of plain tensors ({reason}); {KINDS}.") from error
+    except Exception as error:  # torch.load has no common ancestor for its errors
+        raise CorpError(
+            f"{where} is not a file of plain tensors ({type(error).__name__}), and pickled objects are never opened; "
+            "save the images with torch.save(tensor, FILE)."
+        ) from error
+    if isinstance(content, dict) and "images" not in content and len(content) == 1:
+        content = next(iter(content.values()))
+    labels = None
+    if isinstance(content, dict):
+        content, labels = content.get("images"), content.get("labels")
+    if not isinstance(content, Tensor) or not isinstance(labels, Tensor | None):
+        raise CorpError(f"{where} does not hold a tensor named images; {KINDS}.")
+    return content, labels
+
+
+def _channels_last(images: Tensor, where: str) -> Tensor:
+    """[N, H, W] or [N, H, W, C], as a view."""
+    if images.ndim == 4 and images.shape[-1] not in (1, 3) and images.shape[1] in (1, 3):
+        images = images.permute(0, 2, 3, 1)
+    if images.numel() == 0 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[-1] not in (1, 3)):
+        raise CorpError(
+            f"{where} holds a tensor of shape {list(images.shape)}; images are [N, H, W], [N, H, W, C] or "
+            "[N, C, H, W] with 1 or 3 channels."
+        )
+    return images

@@ -1,0 +1,165 @@
+"""Statistics kept in a file for later runs: safetensors, never a pickle, under a key of all that they depend on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from corp_cli.errors import CorpError
+from corp_cli.sources import ImageSet
+from corp_cli.statistics import BlockStatistics, Statistics
+
+FORMAT = "corp-statistics"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The content of a cache file."""
+
+    key: dict[str, str]
+    statistics: Statistics
+    good: int  # images measured on
+    bad: list[str]  # those that could not be read
+
+
+def images_sha256(*sets: ImageSet) -> str:
+    """SHA-256 over the content of every image, in order.
+
+    Content, not names and times: a copied or renamed folder is the same images, and a file replaced under its old name
+    is not. Reading the bytes takes about a hundredth of measuring on them. Samples of a timm dataset, whose bytes are
+    out of reach, count by dataset, split and index.
+    """
+    digest = hashlib.sha256()
+    for images in sets:
+        digest.update(f"{len(images)}\n".encode())
+        for item in images.items:
+            if isinstance(item, Path):
+                content = item.read_bytes() if os.access(item, os.R_OK) and item.is_file() else b"unreadable"
+                digest.update(hashlib.sha256(content).digest())
+            elif isinstance(item, Tensor):
+                digest.update(f"{item.dtype} {tuple(item.shape)}".encode() + item.contiguous().numpy().tobytes())
+            else:
+                digest.update(f"{item}\n".encode())
+    return digest.hexdigest()
+
+
+def make_key(weights: str, images: str, transform: dict[str, Any], groups: Iterable[str]) -> dict[str, str]:
+    """What statistics depend on, by name; batch size and device only round differently and are left out."""
+    return {
+        "weights": weights,
+        "images": images,
+        "transform": json.dumps(transform, sort_keys=True),
+        "groups": ",".join(sorted(groups)),
+        "format": f"{FORMAT_VERSION} {' '.join(_names(BlockStatistics))}",
+    }
+
+
+def key_sha256(key: dict[str, str]) -> str:
+    """One hash for the whole key."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+
+
+def cache_file(cache: Path, key: dict[str, str]) -> Path:
+    """`cache` itself where it names a .safetensors file, else a file of that folder named after `key`."""
+    return cache if cache.suffix == ".safetensors" else cache / f"statistics-{key_sha256(key)[:16]}.safetensors"
+
+
+def differing(key: dict[str, str], other: dict[str, str]) -> str:
+    """The parts in which two keys differ, in words."""
+    return ", ".join(name for name in key if key[name] != other.get(name))
+
+
+def write_statistics(kept: Kept, path: Path) -> None:
+    """Write `path`, which appears only when whole. Raises CorpError if it cannot be written."""
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, Any] = {}
+    for index, block in enumerate(kept.statistics):
+        for name, value in _flat(block, f"{index}."):
+            if isinstance(value, Tensor):
+                tensors[name] = value.cpu().contiguous()
+            else:
+                scalars[name] = value
+    content = {
+        "key": kept.key,
+        "blocks": len(kept.statistics),
+        "scalars": scalars,
+        "good": kept.good,
+        "bad": kept.bad,
+    }
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # runs of a sweep may write side by side
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial, metadata={FORMAT: json.dumps(content)})
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        why = f"calibration.cache: {path} cannot be written ({error})"
+        raise CorpError(f"{why}; check space and permissions, or choose another place.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def read_statistics(path: Path, device: torch.device) -> Kept | None:
+    """What is kept in `path`, its tensors on `device`; None where the file is not corp's, or not whole."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            content = json.loads((file.metadata() or {})[FORMAT])
+            names: list[str] = list(file.keys())
+            values: dict[str, Any] = {name: file.get_tensor(name).to(device) for name in names}
+        values.update(content["scalars"])
+        statistics = tuple(_built(BlockStatistics, values, f"{index}.") for index in range(content["blocks"]))
+        return Kept(content["key"], statistics, content["good"], content["bad"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+# --- dataclasses of tensors, numbers and further dataclasses, as flat names ------------------------------------
+
+
+def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for field in fields(value):
+        item = getattr(value, field.name)
+        if is_dataclass(item):
+            yield from _flat(item, f"{prefix}{field.name}.")
+        elif isinstance(item, Tensor | int | float | str):
+            yield f"{prefix}{field.name}", item
+        elif item is not None:
+            raise TypeError(f"{type(value).__name__}.{field.name} is a {type(item).__name__}, which cannot be kept")
+
+
+def _hints(kind: Any) -> Iterator[tuple[str, Any]]:
+    """(name, type without None) of every field."""
+    for name, hint in get_type_hints(kind).items():
+        kinds = [choice for choice in get_args(hint) if choice is not NoneType]
+        yield name, kinds[0] if kinds else hint
+
+
+def _names(kind: Any, prefix: str = "") -> Iterator[str]:
+    for name, inner in _hints(kind):
+        yield from _names(inner, f"{prefix}{name}.") if is_dataclass(inner) else (f"{prefix}{name}",)
+
+
+def _built(kind: Any, values: dict[str, Any], prefix: str) -> Any:
+    """A `kind` of the values under `prefix`; fields without any are left to their defaults."""
+    found = {}
+    for name, inner in _hints(kind):
+        path = f"{prefix}{name}"
+        if is_dataclass(inner):
+            if any(other.startswith(f"{path}.") for other in values):
+                found[name] = _built(inner, values, f"{path}.")
+        elif path in values:
+            found[name] = values[path]
+    return kind(**found)

@@ -1,0 +1,113 @@
+"""What a multirun adds to its jobs: summary.csv, and a table when the last one is done. Imports no torch."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from corp_cli import console
+from corp_cli.output import write_whole
+
+SUMMARY = "summary.csv"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a multirun, when it is done."""
+
+    number: int
+    overrides: str
+    output_dir: Path
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of summary.csv: the job, and of its report what is None where it failed or was not measured."""
+
+    job: int
+    overrides: str
+    status: str  # ok or failed
+    parameters: int | None = None
+    macs: int | None = None
+    top1: float | None = None  # of the pruned model, percent
+    agreement: float | None = None  # percent
+    kl: float | None = None
+    images_per_second: float | None = None
+    speedup: float | None = None
+    folder: str | None = None  # of the job, within that of the multirun
+    error: str | None = None
+
+
+def row(job: Job, sweep_dir: Path) -> Row:
+    """The line of `job`, from its report.json."""
+    if job.error is not None:
+        return Row(job.number, job.overrides, "failed", error=job.error)
+    path = job.output_dir / "report.json"
+    report: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    folder = os.path.relpath(job.output_dir, sweep_dir)
+    if not report:
+        return Row(job.number, job.overrides, "ok", folder=folder)
+    size, found, speed = report["size"]["pruned"], report["evaluation"]["pruned"], report["throughput"]
+    return Row(
+        job.number,
+        job.overrides,
+        "ok",
+        size["parameters"],
+        size["macs"],
+        found["top1"],
+        found["agreement"],
+        found["kl"],
+        speed and speed["images_per_second"]["pruned"],
+        speed and speed["speedup"],
+        folder,
+    )
+
+
+def write_summary(rows: list[Row], folder: Path) -> None:
+    """Write summary.csv into the folder of the multirun."""
+
+    def write(file: Any) -> None:
+        writer = csv.DictWriter(file, [item.name for item in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(line) for line in rows)
+
+    write_whole(folder / SUMMARY, write)
+
+
+def table(rows: list[Row]) -> Table:
+    """The figures to compare jobs by."""
+    found = Table()
+    for column in ("job", "overrides", "parameters", "MACs", "top-1", "KL", "images/s"):
+        found.add_column(column, justify="left" if column == "overrides" else "right", overflow="fold")
+    for line in rows:
+        if line.status == "failed":
+            found.add_row(str(line.job), line.overrides, "failed")
+            continue
+        figures = (
+            (line.parameters, "{:,}"),
+            (line.macs, "{:,}"),
+            (line.top1, "{:.1f}%"),
+            (line.kl, "{:.3f}"),
+            (line.images_per_second, "{:.0f}"),
+        )
+        cells = ("-" if figure is None else form.format(figure) for figure, form in figures)
+        found.add_row(str(line.job), line.overrides, *cells)
+    return found
+
+
+def conclude(jobs: list[Job], sweep_dir: Path) -> None:
+    """Collect the reports of `jobs` in summary.csv and print the table; nothing where all of them failed."""
+    rows = [row(job, sweep_dir) for job in jobs]
+    if all(line.status == "failed" for line in rows):
+        return
+    write_summary(rows, sweep_dir)
+    out = console.out()
+    out.print(table(rows))
+    out.print(f"Wrote {SUMMARY} to {sweep_dir}.", markup=False)

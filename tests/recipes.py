@@ -1,0 +1,14 @@
+"""Choices of configs/recipe as dataclasses, for tests that do not go through Hydra."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corp_cli.config import CompensationConfig, RankerConfig
+
+PAPER_COMPENSATION = CompensationConfig("affine", "sylvester", "affine", ridge_lambda=1e-3, propagate="none")
+PAPER: dict[str, Any] = {
+    "ranker": RankerConfig(mlp="activation"),
+    "compensation": PAPER_COMPENSATION,
+    "recipe": "paper",
+}

@@ -1,0 +1,155 @@
+"""`corp bench`: what it times and writes, and what it makes of timings. Nothing here depends on speed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from corp_cli.bench import Setting, Subject, Timing, time_setting, timing
+from corp_cli.bench_notes import explain
+from corp_cli.cli import main
+from corp_cli.config import BenchConfig
+from corp_cli.models.blocks import Block, Sizes
+from corp_cli.timing import pass_seconds
+
+QUICK = ["device=cpu", "runs=2", "batch_sizes=[1,3]", "dtypes=[float32,bfloat16]"]
+MACS = {"dense": 100, "pruned": 60}
+
+
+def bench(folder: Path, *args: str) -> dict[str, Any]:
+    assert main(["bench", *QUICK, *args, f"hydra.run.dir={folder}"]) == 0
+    content: dict[str, Any] = json.loads((folder / "bench.json").read_text())
+    return content
+
+
+def test_checkpoint_and_its_dense_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["calibration.num_images=64", "evaluation.num_images=64", "evaluation.throughput_batches=0"]
+    assert main(["prune", *quick, "device=cpu", f"hydra.run.dir={tmp_path}/run"]) == 0
+    found = bench(tmp_path / "bench", f"checkpoint={tmp_path}/run/pruned.safetensors")
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert found["size"] == {name: report["size"][name] for name in ("dense", "pruned")}
+    rows = found["settings"]
+    assert [(row["dtype"], row["batch_size"]) for row in rows] == [
+        ("float32", 1),
+        ("float32", 3),
+        ("bfloat16", 1),
+        ("bfloat16", 3),
+    ]
+    for row in rows:
+        dense, pruned = row["timings"]["dense"], row["timings"]["pruned"]
+        assert dense["runs"] == pruned["runs"] == 2
+        assert 0 < dense["p50_ms"] <= dense["p95_ms"]
+        assert row["speedup"] == pytest.approx(dense["p50_ms"] / pruned["p50_ms"], rel=1e-4)
+        assert pruned["images_per_second"] == pytest.approx(1e3 * row["batch_size"] / pruned["p50_ms"], rel=1e-4)
+    assert "img/s" in capsys.readouterr().out
+
+
+def test_dense_model_alone_and_without_weights(tmp_path: Path) -> None:
+    found = bench(tmp_path, "model.name=vit_tiny_patch16_224", "+model.args={depth:1,img_size:32}")
+    assert found["size"]["pruned"] is None
+    assert found["model"]["data"]["input_size"] == [3, 32, 32]
+    assert all(row["timings"]["pruned"] is None and row["speedup"] is None for row in found["settings"])
+
+
+def test_models_take_turns_after_a_warm_up() -> None:
+    calls: list[str] = []
+
+    class Recorder(nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(self.name)
+            return x
+
+    models: dict[str, nn.Module] = {"dense": Recorder("dense"), "pruned": Recorder("pruned")}
+    assert [len(times) for times in pass_seconds(models, torch.zeros(1), 2).values()] == [2, 2]
+    assert calls == ["dense", "pruned"] * 3
+    assert [len(times) for times in pass_seconds(models, torch.zeros(1), 9, max_seconds=0).values()] == [3, 3]
+
+
+class Fails(nn.Module):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
+def test_what_cannot_run_is_left_out_with_the_reason() -> None:
+    def setting(error: Exception, dtype: torch.dtype) -> Setting:
+        model = Fails(error)
+        cfg = BenchConfig(checkpoint="x", runs=1)
+        return time_setting({"dense": Subject(model, 1, 1)}, {"dense": model}, torch.zeros(2, 3, dtype=dtype), cfg)
+
+    found = setting(torch.OutOfMemoryError("CUDA out of memory."), torch.float32)
+    assert (found.failure, found.timings, found.speedup) == ("out of memory", {}, None)
+    found = setting(RuntimeError("\"addmm\" not implemented for 'Half'\nmore"), torch.float16)
+    assert found.failure == "not supported by the device (\"addmm\" not implemented for 'Half')"
+    with pytest.raises(RuntimeError, match="a bug"):
+        setting(RuntimeError("a bug"), torch.float32)
+
+
+def test_percentiles() -> None:
+    found = timing([i / 1000 for i in range(1, 102)], 4, 2 * 10**9, None)
+    assert found.p50_ms == pytest.approx(51)
+    assert found.p95_ms == pytest.approx(96)
+    assert found.images_per_second == pytest.approx(4 / 0.051)
+    assert found.gmacs_per_second == pytest.approx(8 / 0.051)
+    assert timing([0.5], 1, 1, None).p95_ms == 500
+
+
+# Why fewer MACs are not faster
+
+
+def setting(dense: float, pruned: float, batch: int = 8, dtype: str = "float32", scatter: float = 1.1) -> Setting:
+    """Median passes in ms; the models of MACS."""
+    timings = {
+        name: Timing(20, ms, scatter * ms, 1e3 * batch / ms, batch * MACS[name] / ms, None)
+        for name, ms in (("dense", dense), ("pruned", pruned))
+    }
+    return Setting(dtype, batch, timings, dense / pruned)
+
+
+def blocks(**sizes: int) -> list[Block]:
+    return [Block("blocks.0", "a", "m", replace(Sizes(64, 32, 32, 3), **sizes), 1.0)]
+
+
+def test_nothing_is_explained_where_it_is_faster() -> None:
+    assert explain(setting(10, 6), [setting(10, 6)], MACS, blocks()) == []
+
+
+def test_nothing_is_explained_where_nothing_was_cut() -> None:
+    assert explain(setting(10, 10), [setting(10, 10)], {"dense": 100, "pruned": 99}, blocks()) == []
+
+
+@pytest.mark.parametrize(
+    ("slow", "others", "sizes", "words"),
+    [
+        (setting(10, 10, scatter=2), [], {}, ["40% fewer MACs, but x1.00 the speed", "timings scatter", "x2.0"]),
+        (setting(10, 10, batch=1), [setting(11, 9)], {}, ["batch is too small", "batch 8 gives x8.9"]),
+        (setting(10, 10), [setting(9, 9, batch=1)], {}, ["10 ms at this batch and 9 ms at batch 1", "not computing"]),
+        (setting(10, 10, dtype="float16"), [setting(2, 1)], {}, ["memory traffic", "float32 at batch 8", "x0.20"]),
+        (setting(10, 10), [], {"mlp": 61}, ["no multiples of 8 (mlp 61)", "round_to=8"]),
+        (setting(10, 10), [], {"qk": 16}, ["queries and values of different widths"]),
+        (setting(10, 10), [], {}, ["multiply less efficiently, 48 against 80 GMAC/s"]),
+    ],
+)
+def test_reasons(slow: Setting, others: list[Setting], sizes: dict[str, int], words: list[str]) -> None:
+    said = " ".join(explain(slow, [slow, *others], MACS, blocks(**sizes)))
+    for word in words:
+        assert word in said
+
+
+def test_few_passes_tell_little() -> None:
+    slow = setting(10, 10)
+    slow = replace(slow, timings={name: replace(found, runs=1) for name, found in slow.timings.items()})
+    assert "1 timed pass tell" in explain(slow, [slow], MACS, blocks())[0]

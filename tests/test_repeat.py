@@ -1,0 +1,40 @@
+"""The same config, seed and machine give the same bits, also from the config that a run saved, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+QUICK = ["device=cpu", "calibration.num_images=128", "evaluation.num_images=100", "seed=5"]
+SETTINGS = ["sparsity.mlp=0.3", "sparsity.vo=0.25", "ranker=random", "compensation.ridge_lambda=0.01"]
+TIMED = ("throughput", "stage_seconds", "peak_memory_mib")
+
+
+def corp(folder: Path, *args: str) -> None:
+    subprocess.run([sys.executable, "-m", "corp_cli", *args], cwd=folder, check=True, capture_output=True)
+
+
+def untimed(run: Path) -> dict[str, Any]:
+    report = json.loads((run / "report.json").read_text())
+    return {key: value for key, value in report.items() if key not in TIMED}
+
+
+def test_a_saved_config_repeats_its_run_bit_for_bit(tmp_path: Path) -> None:
+    corp(tmp_path, "prune", *QUICK, *SETTINGS, "hydra.run.dir=first")
+    corp(tmp_path, "prune", "--config-dir", "first/.hydra", "--config-name", "config", "hydra.run.dir=again")
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert (again / "pruned.safetensors").read_bytes() == (first / "pruned.safetensors").read_bytes()
+    assert (again / ".hydra/config.yaml").read_text() == (first / ".hydra/config.yaml").read_text()
+    assert untimed(again) == untimed(first)
+    assert untimed(first)["seed"] == 5
+    assert len(untimed(first)["calibration"]["list_sha256"]) == 64
+
+
+def test_another_seed_chooses_other_images(tmp_path: Path) -> None:
+    corp(tmp_path, "prune", *QUICK, "hydra.run.dir=first")
+    corp(tmp_path, "prune", "--config-dir", "first/.hydra", "--config-name", "config", "seed=6", "hydra.run.dir=b")
+    first, second = (untimed(tmp_path / name)["calibration"]["list_sha256"] for name in ("first", "b"))
+    assert first != second

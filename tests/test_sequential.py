@@ -1,0 +1,119 @@
+"""Block-by-block repair: what it must leave alone, what it must undo, and the streams it walks along."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from corp_cli.config import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
+from corp_cli.models.adapter import blocks_of
+from corp_cli.models.blocks import Sizes
+from corp_cli.models.streams import head, logits_from, read_tokens, sublayers, tokens
+from corp_cli.rank import check_supported, uniform_sizes
+from corp_cli.sequential import compensate_sequentially, inverse_gain, start_streams
+from tests import variants
+
+CPU = torch.device("cpu")
+EVERY = pytest.mark.parametrize("variant", [name for name in variants.VARIANTS if name != "swiglu"])
+
+
+def config(**kwargs: object) -> PruneConfig:
+    best = {"qk": "lowrank", "vo": "lowrank", "propagate": "sequential", "ridge_lambda": 1e-2, **kwargs}
+    return PruneConfig(ranker=RankerConfig(mlp="obs"), compensation=CompensationConfig(**best))  # type: ignore[arg-type]
+
+
+def repair(model: nn.Module, x: Tensor, sparsity: SparsityConfig, cfg: PruneConfig) -> nn.Module:
+    blocks = blocks_of(model)
+    groups, _ = check_supported(blocks, sparsity)
+    sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
+    return compensate_sequentially(model, blocks, sizes, x.split(4), groups, cfg, CPU)[0]
+
+
+@torch.no_grad()
+def logits(model: nn.Module, x: Tensor) -> Tensor:
+    out = model(x)
+    assert isinstance(out, Tensor)
+    return out
+
+
+@EVERY
+def test_streams_lead_from_images_to_the_logits_of_the_model(variant: str) -> None:
+    model, x = variants.build(variant), variants.images(variant)
+    with torch.no_grad():
+        stream = tokens(model, x)
+        for block in blocks_of(model):
+            for branch in sublayers(model, block):
+                stream = stream + branch.post(branch.branch(stream))
+        torch.testing.assert_close(head(model, stream), logits(model, x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits_from(model, tokens(model, x), blocks_of(model)), logits(model, x))
+
+
+@EVERY
+def test_nothing_cut_is_the_dense_model(variant: str) -> None:
+    """On an undamaged stream every refit must give back the weights it started from."""
+    model, x = variants.build(variant), variants.images(variant, 8)
+    sparsity = SparsityConfig(joint=0.0)
+    torch.testing.assert_close(logits(repair(model, x, sparsity, config()), x), logits(model, x), rtol=1e-3, atol=1e-3)
+
+
+@EVERY
+def test_every_variant_is_cut_and_repaired(variant: str) -> None:
+    model, x = variants.build(variant), variants.images(variant, 12)
+    sparsity = SparsityConfig(mlp=0.5, qk=0.5, vo=0.5, heads=0.5, round_to=1, skip_unsupported=True)
+    pruned = repair(model, x, sparsity, config())
+    assert logits(pruned, x).isfinite().all()
+    for new, old in zip(blocks_of(pruned), blocks_of(model), strict=True):
+        refused = old.refusals
+        expected = Sizes(
+            old.sizes.mlp if "mlp" in refused else round(old.sizes.mlp / 2),
+            old.sizes.qk if "qk" in refused else old.sizes.qk // 2,
+            old.sizes.vo if "vo" in refused else old.sizes.vo // 2,
+            2 if "heads" in refused else 1,
+        )
+        assert new.sizes == expected
+
+
+def error(model: nn.Module, pruned: nn.Module, x: Tensor) -> float:
+    return float((logits(model, x) - logits(pruned, x)).square().mean())
+
+
+def test_repair_along_the_stream_beats_ignoring_it() -> None:
+    """α = β = 0 answers only to its own inputs; undoing some of the stream's error comes closer to the dense model."""
+    model, x = variants.build("deit"), variants.images("deit", 256)
+    sparsity = SparsityConfig(joint=0.5, round_to=1)
+    found = {a: error(model, repair(model, x, sparsity, config(alpha=a, beta=a)), x) for a in (0.0, 0.3)}
+    assert found[0.3] < found[0.0]
+
+
+@pytest.mark.parametrize(
+    ("variant", "reads"),
+    [("deit", 1), ("deit_distilled", 2), ("gap_no_class_token", 0), ("siglip_attention_pool", 0), ("registers", 0)],
+)
+def test_tokens_that_the_head_reads(variant: str, reads: int) -> None:
+    assert read_tokens(variants.build(variant)) == reads
+
+
+@pytest.mark.parametrize("kind", ["uniform", "class_token", "rollout"])
+@pytest.mark.parametrize("variant", ["deit", "gap_no_class_token"])
+def test_token_weights(kind: str, variant: str) -> None:
+    model, x = variants.build(variant), variants.images(variant, 4)
+    cfg = CompensationConfig(token_weights=kind, class_token_weight=5, token_floor=0.25)
+    with torch.no_grad():
+        (weights,) = start_streams(model, blocks_of(model), [x], cfg).weights
+    assert weights.shape == (2, 4, tokens(model, x).shape[1])
+    if kind == "rollout":
+        torch.testing.assert_close(weights.mean(-1), torch.ones(2, 4))  # what is read is shared out, not made
+        assert (weights >= 0.25 - 1e-6).all()
+    last = weights[-1, 0]
+    if variant == "gap_no_class_token" or kind == "uniform":
+        torch.testing.assert_close(last, torch.ones_like(last))
+    else:
+        assert last[0] > last[1:].max()
+
+
+def test_gains_that_hardly_reach_the_stream_are_left_out() -> None:
+    found = inverse_gain(torch.tensor([2.0, -0.5, 0.0, 1e-9]))
+    assert isinstance(found, Tensor)
+    assert found.tolist() == [0.5, -2.0, 0.0, 0.0]
+    assert inverse_gain(4.0) == 0.25

@@ -1,0 +1,274 @@
+"""Where images come from: folders, lists, tensors, timm's datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from corp_cli.cli import at_home
+from corp_cli.config import CalibrationConfig
+from corp_cli.data import batches
+from corp_cli.decode import from_tensor
+from corp_cli.errors import CorpError
+from corp_cli.inputs import find_images
+from corp_cli.models.datasets import read_dataset
+from corp_cli.models.preprocess import eval_transform
+from corp_cli.sources import is_timm_name, read_images
+
+
+def picture(path: Path, colour: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (20, 24), (colour, 0, 0)).save(path)
+    return path
+
+
+# --- folders --------------------------------------------------------------------------------------------------
+
+
+def test_nested_flat_and_mixed_folders_are_read_in_every_format(tmp_path: Path) -> None:
+    for name in ("top.webp", "a/0.jpg", "a/1.JPEG", "a/deep/x.png", "b/2.bmp", "b/3.tiff", "b/4.TIF", "b/._5.jpg"):
+        picture(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("not an image")
+    found = read_images(tmp_path, "calibration.path")
+    assert found.folders == ("a", "a", "a/deep", "b", "b", "b", ".")
+    assert not any(str(item).endswith("._5.jpg") for item in found.items)
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    picture(tmp_path / "elsewhere" / "0.png")
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "n01440764").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (data / "loop").symlink_to(data, target_is_directory=True)
+    assert read_images(data, "x").folders == ("n01440764",)
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    picture(tmp_path / "photos" / "0.png")
+    assert len(read_images("~/photos", "calibration.path")) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda p: p / "nowhere", "does not exist; give a folder"),
+        (lambda p: p, "holds no images"),
+        (lambda p: picture(p / "one.png"), "is one image; give the folder"),
+        (lambda p: ((p / "f.mp4").write_text("") and None) or p / "f.mp4", "a file of another kind"),
+    ],
+)
+def test_places_without_images_are_refused_naming_the_key(
+    tmp_path: Path, make: Callable[[Path], Path], sentence: str
+) -> None:
+    with pytest.raises(CorpError, match=rf"^calibration\.path=[^\n]*{sentence}"):
+        read_images(make(tmp_path), "calibration.path")
+
+
+def test_a_folder_without_permission_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def walk(*_: object, onerror: Callable[[OSError], None], **__: object) -> list[object]:
+        onerror(PermissionError(13, "Permission denied", "x/locked"))  # tests may run as root, whom no mode stops
+        return []
+
+    monkeypatch.setattr("corp_cli.sources.os.walk", walk)
+    with pytest.raises(CorpError, match=r"permission denied: x/locked"):
+        read_images(tmp_path, "calibration.path")
+
+
+# --- lists ----------------------------------------------------------------------------------------------------
+
+LISTS = {
+    "plain.txt": ("a/0.png\n\n# comment\nb/with blank.png\n", ("a", "b")),
+    "labelled.txt": ("a/0.png n01440764\nb/with blank.png\t7\n", ("n01440764", "7")),
+    "plain.csv": ("a/0.png\nb/with blank.png\n", ("a", "b")),
+    "labelled.csv": ("a/0.png,cat\nb/with blank.png,dog\n", ("cat", "dog")),
+    "titles.csv": ("id,label,path\n1,cat,a/0.png\n2,dog,b/with blank.png\n", ("cat", "dog")),
+    "tabs.tsv": ("file\tclass\na/0.png\tcat\nb/with blank.png\tdog\n", ("cat", "dog")),
+}
+
+
+@pytest.mark.parametrize("name", list(LISTS))
+def test_lists_are_read_relative_to_themselves(tmp_path: Path, name: str) -> None:
+    files = picture(tmp_path / "lists" / "a" / "0.png"), picture(tmp_path / "lists" / "b" / "with blank.png")
+    text, folders = LISTS[name]
+    (tmp_path / "lists" / name).write_text(text)
+    found = read_images(tmp_path / "lists" / name, "calibration.path")
+    assert found.items == files
+    assert found.folders == folders
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"0.png\nnone.png\ngone.png\n", "names 2 files that do not exist, first none.png"),
+        (b"\n", "names no images"),
+        (b"\xff\xfe\x00", "not a text file"),
+    ],
+)
+def test_broken_lists_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+    picture(tmp_path / "0.png")
+    (tmp_path / "list.txt").write_bytes(content)
+    with pytest.raises(CorpError, match=rf"calibration\.path=.*{sentence}"):
+        read_images(tmp_path / "list.txt", "calibration.path")
+
+
+# --- tensors --------------------------------------------------------------------------------------------------
+
+RGB = torch.arange(3 * 4 * 5 * 3, dtype=torch.uint8).reshape(3, 4, 5, 3)  # [N, H, W, C]
+LAYOUTS = {
+    "NHWC": RGB,
+    "NCHW": RGB.permute(0, 3, 1, 2).contiguous(),
+    "float NHWC": RGB / 255,
+    "float NCHW": RGB.permute(0, 3, 1, 2).contiguous() / 255,
+    "NHW": RGB[..., 0].contiguous(),
+    "NHW1": RGB[..., :1].contiguous(),
+    "N1HW": RGB[:, None, :, :, 0].contiguous(),
+}
+
+
+def written(path: Path, write: Callable[[Path], object]) -> Path:
+    """`path`, written."""
+    write(path)
+    return path
+
+
+def save(images: torch.Tensor, path: Path) -> Path:
+    if path.suffix == ".npy":
+        np.save(path, images.numpy())
+    elif path.suffix == ".pt":
+        torch.save(images, path)
+    else:
+        save_file({"images": images}, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".pt", ".safetensors"])
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_tensors_of_every_layout_are_the_same_images(tmp_path: Path, suffix: str, layout: str) -> None:
+    found = read_images(save(LAYOUTS[layout], tmp_path / f"images{suffix}"), "x")
+    for item, expected in zip(found.items, RGB, strict=True):
+        assert isinstance(item, torch.Tensor)
+        image = from_tensor(item)
+        want = expected if image.mode == "RGB" else expected[..., 0]
+        assert np.array_equal(np.asarray(image), want.numpy())
+
+
+def test_sixteen_bit_tensors_are_scaled() -> None:
+    pixels = torch.tensor([[0, 257, 65535]], dtype=torch.uint16)
+    assert np.asarray(from_tensor(pixels)).tolist() == [[0, 1, 255]]
+
+
+def test_labels_beside_the_images_are_read(tmp_path: Path) -> None:
+    content = {"images": RGB, "labels": torch.tensor([2, 0, 1])}
+    save_file(content, tmp_path / "i.safetensors")
+    torch.save(content, tmp_path / "i.pt")
+    for name in ("i.safetensors", "i.pt"):
+        assert read_images(tmp_path / name, "x").labels == (2, 0, 1)
+
+
+class Payload:
+    """A pickled object that is not a tensor."""
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda p: save(torch.zeros(2, 7, 8, 8, dtype=torch.uint8), p / "i.npy"), r"shape \[2, 7, 8, 8\]"),
+        (lambda p: save(torch.zeros(8, 8), p / "i.npy"), r"shape \[8, 8\]"),
+        (lambda p: save(torch.zeros(0, 8, 8), p / "i.npy"), r"shape \[0, 8, 8\]"),
+        (lambda p: save(torch.full((2, 8, 8), 7.0), p / "i.pt"), "values from 7 to 7; floats must be in"),
+        (lambda p: save(torch.full((2, 8, 8), float("nan")), p / "i.pt"), "values from nan"),
+        (lambda p: save(torch.zeros(2, 8, 8, dtype=torch.int64), p / "i.pt"), "int64 values; save the images as uint8"),
+        (lambda p: written(p / "i.pt", lambda f: torch.save(Payload(), f)), "pickled objects are never opened"),
+        (lambda p: written(p / "i.npy", lambda f: np.save(f, np.array([{}, {}]))), "plain tensors"),
+        (lambda p: written(p / "i.npy", lambda f: f.write_bytes(b"")), "plain tensors"),
+        (lambda p: written(p / "i.safetensors", lambda f: f.write_bytes(b"x")), "plain tensors"),
+        (lambda p: written(p / "i.safetensors", lambda f: save_file({"a": RGB, "b": RGB + 1}, f)), "named images"),
+        (lambda p: written(p / "i.pt", lambda f: torch.save({"images": RGB, "labels": RGB}, f)), "give one each"),
+    ],
+)
+def test_other_tensors_are_refused(tmp_path: Path, make: Callable[[Path], Path], sentence: str) -> None:
+    with pytest.raises(CorpError, match=rf"^calibration\.path=[^\n]*{sentence}"):
+        read_images(make(tmp_path), "calibration.path")
+
+
+# --- datasets of timm -----------------------------------------------------------------------------------------
+
+
+def test_names_of_timm_datasets_are_told_from_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_timm_name("hfds/food101")
+    assert not is_timm_name("photos/food101")
+    (tmp_path / "torch" / "x").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert not is_timm_name("torch/x")
+
+
+DATA = {
+    "input_size": [3, 16, 16],
+    "mean": [0.5],
+    "std": [0.5],
+    "interpolation": "bicubic",
+    "crop_pct": 1.0,
+    "crop_mode": "center",
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_torchvision_dataset_is_read_with_its_classes(tmp_path: Path, workers: int) -> None:
+    for name in ("dog/0.png", "cat/0.png", "dog/1.png"):
+        picture(tmp_path / name)
+    found = find_images(CalibrationConfig(root=str(tmp_path)), "torch/image_folder", "calibration.path", None)
+    assert found.folders == ("cat", "dog", "dog")
+    assert found.classes == ("cat", "dog")
+    pixels, _ = next(batches(found, eval_transform(DATA), 3, workers))
+    assert pixels.shape == (3, 3, 16, 16)
+
+
+def test_a_stream_is_read_in_order_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Streamed:
+        def __len__(self) -> int:
+            return 0  # as timm's do where they do not know
+
+        def __iter__(self) -> object:
+            return ((Image.new("RGB", (16, 16), (i * 10, 0, 0)), i) for i in range(9))
+
+    monkeypatch.setattr("corp_cli.models.datasets.create_dataset", lambda *_, **__: Streamed())
+    found = read_dataset("wds/x", None, "train", "calibration.path", limit=6)
+    assert len(found) == 6
+    assert found.labelled
+    for _ in range(2):
+        read = list(batches(found.subset([1, 2, 5]), eval_transform({**DATA, "input_size": [3, 16, 16]}), 2, 2))
+        assert torch.cat([labels for _, labels in read]).tolist() == [1, 2, 5]
+        assert [round(float(x[0] * 127.5 + 127.5)) for batch, _ in read for x in batch[:, :, 0, 0]] == [10, 20, 50]
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ModuleNotFoundError("No module named 'datasets'", name="datasets"), "needs the package datasets; pip install"),
+        (ConnectionError("Couldn't reach\nthe hub"), r"cannot be opened \(ConnectionError: Couldn't reach the hub\)"),
+        (AssertionError(), r"cannot be opened \(AssertionError"),
+    ],
+)
+def test_datasets_out_of_reach_are_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("corp_cli.models.datasets.create_dataset", fail)
+    with pytest.raises(CorpError, match=rf"^calibration\.path=hfds/food101 [^\n]*{sentence}"):
+        read_dataset("hfds/food101", None, "train", "calibration.path", None)
+
+
+def test_home_is_expanded_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert at_home("calibration.path=~/photos") == "calibration.path=/home/someone/photos"
+    assert at_home("~calibration") == "~calibration"  # Hydra's way to delete a key
+    assert at_home("model.name=vit~/x") == "model.name=vit~/x"

@@ -1,0 +1,90 @@
+"""The wheel: what is in it, and that it works where there is no source checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import corp_cli
+
+CHECKOUT = Path(__file__).parents[1]
+LIMIT = 5 * 2**20  # bytes; the bundled model and its images are most of it
+QUICK = ["calibration.num_images=64", "evaluation.num_images=32", "evaluation.throughput_batches=0", "device=cpu"]
+
+
+def execute(*command: str | Path, cwd: Path) -> str:
+    """The stdout of a command that must succeed, run without the variables that could lead it to the checkout."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COV_", "CORP_"))}
+    done = subprocess.run(command, cwd=cwd, env=inherited, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel built from this checkout, without a network: hatchling comes with the dev extra."""
+    folder = tmp_path_factory.mktemp("wheel")
+    options = ["--wheel", "--no-isolation", "--outdir", str(folder), str(CHECKOUT)]
+    execute(sys.executable, "-m", "build", *options, cwd=folder)
+    (built,) = folder.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts of a new environment that holds the wheel, and sees the dependencies of this one."""
+    home = tmp_path_factory.mktemp("environment")
+    venv.create(home, with_pip=True, symlinks=os.name != "nt")
+    where = {"base": str(home), "platbase": str(home)}
+    scheme = "venv" if "venv" in sysconfig.get_scheme_names() else sysconfig.get_default_scheme()
+    scripts, packages = (Path(sysconfig.get_path(name, scheme, where)) for name in ("scripts", "purelib"))
+    options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check"]
+    execute(scripts / "python", "-m", "pip", "install", *options, wheel, cwd=home)
+    # A .pth file adds folders to sys.path but follows no .pth file in them: an editable install stays unseen.
+    dependencies = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    (packages / "dependencies.pth").write_text("\n".join(dependencies) + "\n")
+    return scripts
+
+
+def test_contents(wheel: Path) -> None:
+    assert wheel.name == f"corp_cli-{corp_cli.__version__}-py3-none-any.whl"
+    assert wheel.stat().st_size < LIMIT
+    with ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    configs = {f"corp_cli/{path.relative_to(CHECKOUT).as_posix()}" for path in (CHECKOUT / "configs").rglob("*.yaml")}
+    modules = {path.relative_to(CHECKOUT).as_posix() for path in (CHECKOUT / "corp_cli").rglob("*.py")}
+    assert len(configs) > 10
+    assert configs | modules | {"corp_cli/py.typed", "corp_cli/bundled/vit_digits.safetensors"} <= names
+    tops = {name.split("/")[0] for name in names}
+    info = f"corp_cli-{corp_cli.__version__}.dist-info"
+    assert tops == {"corp_cli", info}  # no tests, no scripts
+    assert f"{info}/licenses/LICENSE" in names
+
+
+def test_runs_away_from_the_checkout_and_reloads(installed: Path, tmp_path: Path) -> None:
+    python = installed / "python"
+    home = execute(python, "-c", "import corp_cli; print(corp_cli.__file__)", cwd=tmp_path)
+    assert Path(home.strip()).is_relative_to(installed.parent)
+    path = json.loads(execute(python, "-c", "import json, sys; print(json.dumps(sys.path))", cwd=tmp_path))
+    assert str(CHECKOUT) not in path
+
+    assert execute(installed / "corp", "--version", cwd=tmp_path) == f"corp {corp_cli.__version__}\n"
+    shown = execute(installed / "corp", "prune", "hydra.run.dir=run", *QUICK, cwd=tmp_path)
+    assert "Wrote pruned.safetensors and report.json" in shown
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["calibration"]["images"] == 64
+    assert report["evaluation"]["images"] == 32
+    count = "from corp_cli import load_pruned; m = load_pruned('run/pruned.safetensors')"
+    counted = execute(python, "-c", f"{count}; print(sum(p.numel() for p in m.parameters()))", cwd=tmp_path)
+    assert int(counted) == report["size"]["pruned"]["parameters"]
+    assert f"{int(counted):,}" in execute(installed / "corp", "info", "checkpoint=run/pruned.safetensors", cwd=tmp_path)
