@@ -13,13 +13,13 @@ from corp_cli.version import __version__
 
 if TYPE_CHECKING:
     from corp_cli.checkpoint import load_pruned
-    from corp_cli.config import load_config
+    from corp_cli.compose import load_config
     from corp_cli.pipeline import prune
 
 __all__ = ["CorpError", "__version__", "load_config", "load_pruned", "prune"]
 
 _HOMES = {
-    "load_config": "corp_cli.config",
+    "load_config": "corp_cli.compose",
     "load_pruned": "corp_cli.checkpoint",
     "prune": "corp_cli.pipeline",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -27,34 +27,10 @@ from corp_cli.models.loading import ModelSpec, load_dense, parameters, skeleton
 from corp_cli.models.resize import PrunedSizes, resize
 from corp_cli.output import write_json
 from corp_cli.report import preprocessing
-from corp_cli.timing import pass_seconds
+from corp_cli.timing import Setting, Timing, pass_seconds
 
 BENCH = "bench.json"
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One model at one dtype and batch size: forward passes timed, milliseconds per pass, and what follows of them."""
-
-    runs: int
-    p50_ms: float
-    p95_ms: float
-    images_per_second: float  # at the median
-    gmacs_per_second: float  # at the median
-    peak_memory_mib: float | None  # weights and activations; None where the device does not count them
-
-
-@dataclass(frozen=True)
-class Setting:
-    """All models at one dtype and batch size; `timings` is empty, and `failure` says why, where they cannot run."""
-
-    dtype: str
-    batch_size: int
-    timings: dict[str, Timing] = field(default_factory=dict)
-    speedup: float | None = None  # dense over pruned, of the median passes
-    failure: str | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -38,16 +38,17 @@ class RunningLogits:
         views, because batching them would copy qkv.
         """
         d, heads, n = self.block.sizes.qk, self.block.sizes.heads, qkv.shape[1]
+        sums = qkv[..., heads * d : 2 * heads * d].sum(1).double()  # of the keys of every image
         for head in range(heads):
             q, k = (qkv[..., start : start + d] for start in (head * d, (heads + head) * d))
             gram_q, gram_k = q.mT @ q, k.mT @ k  # [B, d, d]
-            norms_q, norms_k = (gram.diagonal(dim1=1, dim2=2).double() for gram in (gram_q, gram_k))
-            self.energy[head] += (norms_q * norms_k).sum(0).to(self.energy)
+            norms_q, norms_k = (gram.diagonal(dim1=1, dim2=2) for gram in (gram_q, gram_k))
+            self.energy[head] += (norms_q.double() * norms_k).sum(0).to(self.energy)
             if weights is not None:
                 gram_q = (q * weights[..., None]).mT @ q
-            sum_q, sum_k = (gram.sum(0, dtype=torch.float64) for gram in (gram_q, gram_k))
-            means = k.sum(1, dtype=torch.float64)
-            self.gram_q[head] += sum_q.to(self.gram_q)
+            sum_k = gram_k.sum(0).double()
+            means = sums[:, head * d : (head + 1) * d]
+            self.gram_q[head] += gram_q.sum(0).to(self.gram_q)
             self.gram_k[head] += sum_k.to(self.gram_k)
             self.gram_k_centred[head] += (sum_k - means.T @ means / n).to(self.gram_k)
         self.images += qkv.shape[0]

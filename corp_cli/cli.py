@@ -153,7 +153,8 @@ def run_command(command: str, args: Sequence[str]) -> int:
 
     from corp_cli import hydra_app, sweep
     from corp_cli.cli_errors import plain_errors
-    from corp_cli.config import SCHEMAS, config_dir, typed
+    from corp_cli.compose import config_dir, typed
+    from corp_cli.config import SCHEMAS
 
     flags = hydra_app.parse_flags(command, args)
     loader = hydra_app.config_loader(flags.config_dir)

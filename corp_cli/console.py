@@ -27,9 +27,11 @@ def err() -> Console:
 
 
 def warn(message: str) -> None:
-    """One line on stderr; kept for the report where the run asked for it with `collect_warnings`."""
+    """One line on stderr; said once, and kept for the report, where the run asked for it with `collect_warnings`."""
     message = " ".join(message.split())
     if (collected := _collected.get()) is not None:
+        if message in collected:  # images are read more than once
+            return
         collected.append(message)
     err().print(f"corp: warning: {message}", style="yellow", markup=False)
 

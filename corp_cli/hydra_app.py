@@ -25,7 +25,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from corp_cli.cli_errors import LAID_OVER, plain_errors
-from corp_cli.config import SCHEMAS, config_dir, register, typed
+from corp_cli.compose import config_dir, register, typed
+from corp_cli.config import SCHEMAS
 from corp_cli.errors import CorpError
 from corp_cli.output import require_room
 

@@ -167,12 +167,14 @@ def _calibration_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[Tensor]:
 
 
 def curve_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[Tensor]:
-    """The first `sparsity.curve_images` of the calibration images, preprocessed."""
+    """The first `sparsity.curve_images` of the calibration images that can be read, preprocessed."""
     few, _ = choose(inputs.calibration, cfg.sparsity.curve_images, cfg.seed)
-    intake = intake_of(few, cfg.calibration, "calibration")
+    intake = Intake(few.source, "", len(few))  # calibration has judged the bad ones
     transform = eval_transform(inputs.spec.data)
     for pixels, _ in batches(few, transform, cfg.calibration.batch_size, cfg.calibration.num_workers, intake=intake):
         yield pixels.to(inputs.device)
+    if intake.good == 0:
+        raise CorpError(f"None of the {len(few)} images for damage curves can be read; raise sparsity.curve_images.")
 
 
 def evaluation_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[tuple[Tensor, Tensor]]:

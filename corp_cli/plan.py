@@ -71,6 +71,8 @@ def read_plan(path: Path, blocks: tuple[Block, ...]) -> SizePlan:
 
     Raises CorpError naming the block and group for what the model does not have or allow.
     """
+    if not path.is_file():
+        raise CorpError(f"sparsity.plan={path} does not exist; give a plan.yaml that corp prune wrote.")
     try:
         content: Any = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

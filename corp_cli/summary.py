@@ -8,6 +8,7 @@ from rich.table import Table
 
 from corp_cli import console
 from corp_cli.export import CHECKPOINT
+from corp_cli.plan import PLAN
 from corp_cli.report import REPORT, Report
 
 
@@ -58,4 +59,4 @@ def show(report: Report, folder: Path) -> None:
     for line in report.sparsity["skipped"]:
         console.warn(f"left alone: {line}")
     seconds = sum(report.stage_seconds.values())
-    out.print(f"Wrote {CHECKPOINT} and {REPORT} to {folder} in {seconds:.1f} s.", markup=False)
+    out.print(f"Wrote {CHECKPOINT}, {REPORT} and {PLAN} to {folder} in {seconds:.1f} s.", markup=False)

@@ -35,6 +35,7 @@ def peak_mib(images: Path, count: int, workers: int, output: Path) -> float:
     overrides = {
         "calibration.path": images,
         "calibration.num_images": count,
+        "compensation.propagate": "none",  # sequential repair holds the stream of every image on the host
         "calibration.num_workers": workers,
         "evaluation.num_images": 64,
         "evaluation.num_workers": 0,

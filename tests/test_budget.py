@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corp_cli.budget import Choice, cost_of, make_budget, matching_uniform, solve, spend, unit_costs
-from corp_cli.config import CalibrationConfig, EvaluationConfig, PruneConfig, SparsityConfig
+from corp_cli.config import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
 from corp_cli.curves import interpolate
 from corp_cli.errors import CorpError
 from corp_cli.models.adapter import blocks_of
@@ -145,3 +147,28 @@ def test_a_budget_is_met_and_its_plan_can_be_given_back(tmp_path: Path) -> None:
 def test_contradictions_are_refused(kwargs: dict[str, float], sentence: str) -> None:
     with pytest.raises(CorpError, match=sentence):
         SparsityConfig(**kwargs)  # type: ignore[arg-type]
+
+
+def test_a_missing_plan_is_told_before_any_long_work(tmp_path: Path) -> None:
+    with pytest.raises(CorpError, match=r"sparsity\.plan=.*nowhere\.yaml does not exist"):
+        prune(run(SparsityConfig(plan=str(tmp_path / "nowhere.yaml"))))
+
+
+def test_a_bad_image_among_those_for_curves_is_left_out(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for i in range(40):
+        Image.new("L", (8, 8), 6 * i).save(tmp_path / f"{i:02}.png")
+    (tmp_path / "07.png").write_bytes(b"not an image")
+    cfg = run(SparsityConfig(macs=0.3, curve_images=40))
+    calibration = CalibrationConfig(path=str(tmp_path), num_images=40, max_bad=0.1, num_workers=0)
+    report = prune(replace(cfg, calibration=calibration)).report
+    assert report.calibration["bad"]["count"] == 1
+    assert len([w for w in report.warnings if "cannot be read" in w]) == 1
+
+
+@pytest.mark.parametrize("key", ["alpha", "beta", "token_floor"])
+def test_shares_are_fractions(key: str) -> None:
+    asked: dict[str, Any] = {key: -0.5}
+    with pytest.raises(CorpError, match=rf"compensation\.{key}=-0\.5 is out of range"):
+        CompensationConfig(**asked)

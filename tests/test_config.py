@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import corp_cli
-from corp_cli.config import CompensationConfig, InfoConfig, PruneConfig, SparsityConfig, config_dir, slug
+from corp_cli.compose import config_dir, slug
+from corp_cli.config import CompensationConfig, InfoConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from tests.recipes import PAPER_COMPENSATION
 

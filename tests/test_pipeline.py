@@ -149,5 +149,5 @@ def test_the_run_says_where_everything_is(tmp_path: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "top-1" in out
     assert "images/s" in out
-    assert f"Wrote pruned.safetensors and report.json to {tmp_path}" in out
+    assert f"Wrote pruned.safetensors, report.json and plan.yaml to {tmp_path}" in out
     assert "50 images of digits_test.safetensors" in out

@@ -1,81 +1,51 @@
-"""The README: its commands are understood, its Python runs, and what it names exists."""
+"""The README: its commands are understood, its Python runs, and what it names exists. So for links of all pages."""
 
 from __future__ import annotations
 
 import ast
 import os
 import re
-import shlex
 import subprocess
 import sys
-from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from corp_cli import cli
-from corp_cli.config import PruneConfig, load_config
-from corp_cli.report import Report
+from corp_cli import load_config
+from corp_cli.config import COMPENSATIONS, RANKERS, PruneConfig
+from tests.documents import (
+    PAGES,
+    ROOT,
+    anchors,
+    check_understood,
+    code_blocks,
+    commands_of,
+    in_backticks,
+    is_plain,
+    read,
+    write_yaml,
+)
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text("utf-8")
-BLOCKS = re.findall(r"^(<!-- test: run -->\n)?```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-BASH = "".join(body for _, language, body in BLOCKS if language == "bash")
-PYTHON = [body for marked, language, body in BLOCKS if language == "python" and marked]
-YAML = [body for _, language, body in BLOCKS if language == "yaml"]
-
-
-def commands() -> list[list[str]]:
-    """The arguments of every `corp …` in a bash block, without what the shell does around it."""
-    found = []
-    for line in BASH.replace("\\\n", " ").splitlines():
-        line = re.sub(r'^eval "\$\((.*)\)"', r"\1", line)
-        words = shlex.split(re.sub(r"\s\| source$", "", line), comments=True)
-        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # variables set for this command
-            del words[0]
-        if words[:1] == ["corp"]:
-            found.append(words[1:])
-    return found
-
-
-COMMANDS = commands()
-FLAGS = {"-m", "--multirun", "--cfg", "--help", "--config-dir"}
-PLAIN = [argv[1:] for argv in COMMANDS if argv[:1] == ["prune"] and not FLAGS & set(argv)]
+README = read("README.md")
+PYTHON = [block.body for block in code_blocks(README) if block.language == "python" and block.marked]
+COMMANDS = commands_of(README)
+PLAIN = [argv[1:] for argv in COMMANDS if is_plain(argv)]
 
 
 def test_there_is_something_to_test() -> None:
-    assert len(COMMANDS) > 20
-    assert len(PLAIN) > 10
+    assert len(COMMANDS) > 30
+    assert len(PLAIN) > 15
     assert len(PYTHON) >= 2
 
 
-@pytest.fixture
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder but for the YAML files that the README shows, each named in its first line."""
-    monkeypatch.chdir(tmp_path)
-    for text in YAML:
-        path = tmp_path / text.splitlines()[0].removeprefix("# ")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path
-
-
-@pytest.mark.usefixtures("in_empty_folder")
 @pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
 def test_command_is_understood(
-    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As typed, through the command line itself; only the work is left out."""
-    asked: list[Any] = []
-    for command in cli.JOBS:
-        monkeypatch.setitem(cli.JOBS, command, lambda config, output_dir: asked.append(config))
-    monkeypatch.delenv("CORP_DEBUG", raising=False)
-    assert cli.main(argv) == 0
-    assert capsys.readouterr().err == ""
-    shows_only = {"--help", "--cfg", "-sc"} & set(argv)
-    assert bool(asked) != bool(shows_only)
+    monkeypatch.chdir(tmp_path)
+    write_yaml(README, tmp_path)
+    check_understood(argv, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("overrides", PLAIN, ids=" ".join)
@@ -84,10 +54,10 @@ def test_overrides_compose(overrides: list[str]) -> None:
     assert isinstance(load_config(*(o for o in overrides if not o.startswith("hydra."))), PruneConfig)
 
 
-def test_targets_of_make_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    documents = [README, (ROOT / "CONTRIBUTING.md").read_text("utf-8")]
-    for target in re.findall(r"(?:`|^)make ([a-z]+)", "\n".join(documents), re.MULTILINE):
+@pytest.mark.parametrize("page", PAGES)
+def test_targets_of_make_exist(page: str) -> None:
+    makefile = read("Makefile")
+    for target in re.findall(r"(?:`|^)make ([a-z]+)", read(page), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 
@@ -110,14 +80,11 @@ def table(first_column: str) -> list[list[str]]:
 
 
 PAPER = table("paper")
+NAMED = [*PAPER, *table("beyond the paper")]
 
 
-def in_backticks(cell: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", cell)
-
-
-@pytest.mark.parametrize("row", PAPER, ids=[row[0] for row in PAPER])
-def test_what_the_paper_table_names_exists(row: list[str]) -> None:
+@pytest.mark.parametrize("row", NAMED, ids=[row[0] for row in NAMED])
+def test_what_the_tables_of_the_method_name_exists(row: list[str]) -> None:
     *_, code, tests = row
     assert in_backticks(code)
     for name in in_backticks(code):
@@ -126,7 +93,7 @@ def test_what_the_paper_table_names_exists(row: list[str]) -> None:
     assert in_backticks(tests)
     for name in in_backticks(tests):
         module, _, function = name.partition(".")
-        tree = ast.parse((ROOT / "tests" / f"{module}.py").read_text("utf-8"))
+        tree = ast.parse(read(f"tests/{module}.py"))
         assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
 
 
@@ -146,23 +113,39 @@ def test_every_equation_and_algorithm_of_the_method_is_in_the_table() -> None:
     assert numbers("Alg") == {1, 2, 3, 4, 5}
 
 
-def test_fields_of_the_report_exist() -> None:
-    named = {name for row in table("field") for name in in_backticks(row[0])}
-    assert {"size", "evaluation", "blocks"} <= named <= {item.name for item in fields(Report)}
+def test_choices_are_those_of_the_config() -> None:
+    """Every ranker and compensation is named, and what recipe=best takes is in bold."""
+    choices = {"ranker": RANKERS, "compensation": COMPENSATIONS}
+    best, seen = load_config(), set()
+    for keys, listed in table("setting"):
+        for key in in_backticks(keys):
+            group, _, name = key.partition(".")
+            bold = re.findall(r"\*\*`?([^*`]+)`?\*\*", listed)
+            assert bold == [str(getattr(getattr(best, group), name))], key
+            if name in choices[group]:
+                assert set(in_backticks(listed)) == set(choices[group][name]), key
+                seen.add(key)
+    assert seen == {f"{group}.{name}" for group, names in choices.items() for name in names}
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_links_inside_the_repository_lead_somewhere(document: str) -> None:
-    text = (ROOT / document).read_text("utf-8")
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert target.startswith("https://") or (ROOT / target).exists(), target
-    for path in in_backticks(text):
-        if re.fullmatch(r"(corp_cli|configs|tests|scripts)/[\w/.-]+\.(py|yaml|md)", path) and path.islower():
-            assert (ROOT / path).exists(), path
+@pytest.mark.parametrize("page", PAGES)
+def test_links_inside_the_repository_lead_somewhere(page: str) -> None:
+    text = read(page)
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        if link.startswith("https://"):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), link
+        if anchor:
+            assert anchor in anchors(path.read_text("utf-8")), link
+    for name in in_backticks(text):
+        if re.fullmatch(r"(corp_cli|configs|tests|scripts)/[\w/.-]+\.(py|yaml|md|json)", name) and name.islower():
+            assert (ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_lines_are_wrapped(document: str) -> None:
-    """Tables and drawings cannot be; links may stand alone on a line."""
-    for line in (ROOT / document).read_text("utf-8").splitlines():
-        assert len(line) <= 120 or line.startswith("|"), line
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_are_wrapped(page: str) -> None:
+    """Tables, and commands with their output, cannot be."""
+    for line in read(page).splitlines():
+        assert len(line) <= 120 or line.startswith(("|", "$ ")), line

@@ -78,7 +78,7 @@ def test_runs_away_from_the_checkout_and_reloads(installed: Path, tmp_path: Path
 
     assert execute(installed / "corp", "--version", cwd=tmp_path) == f"corp {corp_cli.__version__}\n"
     shown = execute(installed / "corp", "prune", "hydra.run.dir=run", *QUICK, cwd=tmp_path)
-    assert "Wrote pruned.safetensors and report.json" in shown
+    assert "Wrote pruned.safetensors, report.json and plan.yaml" in shown
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
     report = json.loads((tmp_path / "run" / "report.json").read_text())

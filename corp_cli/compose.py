@@ -1,0 +1,74 @@
+"""From YAML and overrides to a typed config. Imports Hydra only when it is used, so that help stays quick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from corp_cli.config import SCHEMAS, PruneConfig
+from corp_cli.errors import CorpError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Config = TypeVar("Config")
+
+
+def config_dir() -> Path:
+    """The folder of YAML configs: inside the installed package, or at the top of a source checkout."""
+    installed = Path(__file__).parent / "configs"
+    return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
+
+
+def slug(name: str) -> str:
+    """`name` with everything but letters, digits, '.', '_' and '-' replaced, so that it can name a folder."""
+    return "".join(c if c.isalnum() or c in "._-" else "_" for c in name).strip(".") or "_"
+
+
+def register() -> None:
+    """Hand the schemas to Hydra's ConfigStore (`prune_schema`, ...) and `slug` to OmegaConf."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    for name, schema in SCHEMAS.items():
+        ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+    OmegaConf.register_new_resolver("slug", slug, replace=True)
+
+
+def load_config(*overrides: str) -> PruneConfig:
+    """The config that `corp prune <overrides>` runs with; raises CorpError where that command would."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    from corp_cli.cli_errors import plain_errors  # imports Hydra
+
+    register()
+    with (
+        initialize_config_dir(config_dir=str(config_dir().resolve()), version_base="1.3"),
+        plain_errors("prune", overrides, GlobalHydra.instance().config_loader()),
+    ):
+        return typed(compose(config_name="prune", overrides=list(overrides)), PruneConfig)
+
+
+def typed(cfg: DictConfig, schema: type[Config]) -> Config:
+    """`cfg` as the dataclass `schema`; its range checks, and keys that it does not know, raise CorpError."""
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.to_object(cfg)
+    if not isinstance(config, schema):
+        raise CorpError("This config does not build on corp's own; put prune first in its defaults list.")
+    for key in forced_keys(config):
+        raise CorpError(f"corp has no key {key}; leave it out, or see corp prune --help")
+    return config
+
+
+def forced_keys(config: Any, parent: str = "") -> Iterator[str]:
+    """The dotted keys of `config` that are not in its schema: Hydra lets +key=value add anything."""
+    known = {item.name for item in fields(config)}
+    for name, value in vars(config).items():
+        if name not in known:
+            yield f"{parent}{name}"
+        elif is_dataclass(value):
+            yield from forced_keys(value, f"{parent}{name}.")
