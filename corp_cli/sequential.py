@@ -21,7 +21,7 @@ from corp_cli import console
 from corp_cli.calibrate import RunningLogits, accumulation_device
 from corp_cli.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
 from corp_cli.config import CompensationConfig, PruneConfig, RankerConfig
-from corp_cli.linalg.moments import RunningMoments, select_moments
+from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
 from corp_cli.linalg.ridge import refit
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import Block, Sizes
@@ -72,14 +72,18 @@ def rollout_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg:
     r_L is 1 / T on the T tokens that the head reads; r_{l-1} = (r_l + r_l A_l) / 2 with A_l the attention of block l,
     mean over heads, since a branch stands beside its residual. `token_floor` of the weight is spread evenly.
     """
+    batch, n, _ = x.shape
     attentions = []
     for block in blocks:
+        heads, d = block.sizes.heads, block.sizes.qk
+        if heads == 0:  # an attention that cannot be read: every token looks at itself
+            attentions.append(torch.eye(n).to(x).expand(batch, n, n))
+            x = model.get_submodule(block.name)(x)
+            continue
         with output_of(model.get_submodule(f"{block.attn}.qkv")) as rows:
             x = model.get_submodule(block.name)(x)
-        heads, d = block.sizes.heads, block.sizes.qk
         q, k = rows[0][..., : 2 * heads * d].unflatten(-1, (2, heads, d)).permute(2, 0, 3, 1, 4)
         attentions.append((block.scale * q @ k.mT).softmax(-1).mean(1))
-    batch, n, _ = x.shape
     reads = read_tokens(model)
     reached = x.new_zeros(batch, n)
     reached[:, : reads or n] = 1 / (reads or n)
@@ -172,56 +176,67 @@ def walk_past(repair: Repair, dense: Sublayer, stream: Stream) -> dict[str, Grou
     return {}
 
 
+def observe_attention(
+    repair: Repair, index: int, block: Block, dense: Sublayer, stream: Stream
+) -> tuple[BlockStatistics, list[Tensor]]:
+    """(statistics of the dense attention on x̂, what proj should give, per batch); meanwhile x advances past it."""
+    logits = RunningLogits(block, repair.home)
+    outputs = RunningMoments(dense.output.in_features, repair.home)
+    qkv = repair.dense.get_submodule(f"{block.attn}.qkv")
+    wanted = []
+    for i, x, x_hat in on_device(stream, repair.device):
+        on_dense = dense.branch(x)
+        with input_of(dense.output) as head_outputs, output_of(qkv) as rows:
+            own = dense.branch(x_hat)
+        weights = stream.weights[i][index].to(repair.device)
+        logits.add(rows[0], weights)
+        outputs.add(head_outputs[0].flatten(0, 1), weights.flatten())
+        wanted.append(target(dense, x, x_hat, on_dense, own, repair.cfg).cpu())
+        stream.dense[i] = (x + dense.post(on_dense)).cpu()
+    return BlockStatistics(logits=logits.result(), head_output=outputs.result()), wanted
+
+
+def joint_moments(repair: Repair, index: int, cut: Sublayer, stream: Stream, wanted: list[Tensor]) -> Moments:
+    """Moments of the inputs of `cut.output` on x̂ and of what it should give, side by side."""
+    joint = RunningMoments(cut.output.in_features + cut.output.out_features, repair.home)
+    for x_hat, y, weights in zip(stream.pruned, wanted, stream.weights, strict=True):
+        with input_of(cut.output) as inputs:
+            cut.branch(x_hat.to(repair.device))
+        pair = torch.cat([inputs[0], y.to(repair.device)], -1)
+        joint.add(pair.flatten(0, 1), weights[index].flatten().to(repair.device))
+    return joint.result()
+
+
 def repair_attention(repair: Repair, index: int, block: Block, sizes: Sizes, stream: Stream) -> dict[str, GroupError]:
     """Heads, queries and keys are cut first; proj is refitted on the head outputs that these leave; then values go."""
-    device, cfg, errors = repair.device, repair.cfg, {}
+    cfg, home, errors = repair.cfg, repair.home, {}
     dense, _ = sublayers(repair.dense, block)
     whole = block_weights(repair.dense, block)
     if whole.attn is None:
         return walk_past(repair, dense, stream)
-    logits = RunningLogits(block, repair.home)
-    outputs = RunningMoments(dense.output.in_features, repair.home)
-    qkv = repair.dense.get_submodule(f"{block.attn}.qkv")
-    wanted: list[Tensor] = []
-    for i, x, x_hat in on_device(stream, device):
-        on_dense = dense.branch(x)
-        with input_of(dense.output) as head_outputs, output_of(qkv) as rows:
-            own = dense.branch(x_hat)
-        weights = stream.weights[i][index].to(device)
-        logits.add(rows[0], weights)
-        outputs.add(head_outputs[0].flatten(0, 1), weights.flatten())
-        wanted.append(target(dense, x, x_hat, on_dense, own, cfg).cpu())
-        stream.dense[i] = (x + dense.post(on_dense)).cpu()
-    found = BlockStatistics(logits=logits.result(), head_output=outputs.result())
-    attn = repair.groups - {"mlp"}
-    kept = keep(rank_block(whole, found, block, attn, repair.ranker, repair.context), block, sizes).attn
+    found, wanted = observe_attention(repair, index, block, dense, stream)
+    groups = repair.groups - {"mlp"}
+    kept = keep(rank_block(whole, found, block, groups, repair.ranker, repair.context), block, sizes).attn
     new = whole.attn
-    if kept is not None:
-        heads, qk, vo = (index.to(repair.home) for index in (kept.heads, kept.qk, kept.vo))
-        new = replace(
-            new, v=new.v[heads], v_bias=None if new.v_bias is None else new.v_bias[heads], proj=new.proj[:, heads]
-        )
-        if qk.shape[1] < block.sizes.qk and found.logits is not None:
+    if kept is not None and found.logits is not None:
+        heads, qk = kept.heads.to(home), kept.qk.to(home)
+        v_bias = None if new.v_bias is None else new.v_bias[heads]
+        new = replace(new, v=new.v[heads], v_bias=v_bias, proj=new.proj[:, heads])
+        if qk.shape[1] < block.sizes.qk:
             new, errors["qk"] = compensate_qk(new, found.logits, heads, qk, cfg)
         else:
             new = only_heads(new, heads)
     replace_attention(repair.pruned, block, new)
     cut, _ = sublayers(repair.pruned, block)
-    inputs = cut.output.in_features
-    joint = RunningMoments(inputs + cut.output.out_features, repair.home)
-    for x_hat, y, weights in zip(stream.pruned, wanted, stream.weights, strict=True):
-        with input_of(cut.output) as head_outputs:
-            cut.branch(x_hat.to(device))
-        joint.add(torch.cat([head_outputs[0], y.to(device)], -1).flatten(0, 1), weights[index].flatten().to(device))
-    moments = joint.result()
+    moments = joint_moments(repair, index, cut, stream, wanted)
     proj, bias = refit(new.proj.flatten(1), moments, cfg.ridge_lambda)
     new = replace(new, proj=proj.reshape(new.proj.shape), proj_bias=bias)
     if kept is not None and kept.vo.shape[1] < block.sizes.vo:
-        of_inputs = select_moments(moments, torch.arange(inputs, device=repair.home))
-        every = torch.arange(len(kept.heads), device=repair.home)
-        new, errors["vo"] = compensate_vo(new, of_inputs, every, vo, cfg)
+        inputs = select_moments(moments, torch.arange(proj.shape[1], device=home))
+        every = torch.arange(len(kept.heads), device=home)
+        new, errors["vo"] = compensate_vo(new, inputs, every, kept.vo.to(home), cfg)
     replace_attention(repair.pruned, block, new)
-    advance(stream, sublayers(repair.pruned, block)[0], device)
+    advance(stream, sublayers(repair.pruned, block)[0], repair.device)
     return errors
 
 

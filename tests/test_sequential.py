@@ -74,6 +74,17 @@ def test_every_variant_is_cut_and_repaired(variant: str) -> None:
         assert new.sizes == expected
 
 
+@pytest.mark.parametrize("token_weights", ["class_token", "rollout"])
+def test_the_mlp_is_repaired_beside_an_attention_that_cannot_be_read(token_weights: str) -> None:
+    model, x = variants.build("deit"), variants.images("deit", 12)
+    for block in ("blocks.0", "blocks.1"):
+        model.get_submodule(f"{block}.attn").gate = nn.Linear(32, 32)
+    sparsity = SparsityConfig(mlp=0.5, qk=0.5, round_to=1, skip_unsupported=True)
+    pruned = repair(model, x, sparsity, config(token_weights=token_weights))
+    assert [block.sizes.mlp for block in blocks_of(pruned)] == [64, 64]
+    assert logits(pruned, x).isfinite().all()
+
+
 def error(model: nn.Module, pruned: nn.Module, x: Tensor) -> float:
     return float((logits(model, x) - logits(pruned, x)).square().mean())
 
