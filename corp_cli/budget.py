@@ -130,7 +130,10 @@ class Budget:
 
 
 def make_budget(spec: ModelSpec, blocks: tuple[Block, ...], cfg: SparsityConfig, base: tuple[Sizes, ...]) -> Budget:
-    """The budget of `sparsity.macs` or `sparsity.params`: a fraction of the dense model's cost to remove."""
+    """The budget of `sparsity.macs` or `sparsity.params`: a fraction of the dense model's cost to remove.
+
+    Raises CorpError, with what can be removed at most, when the smallest sizes cost too much.
+    """
     kind = "macs" if cfg.macs is not None else "params"
     fraction = cfg.macs if cfg.macs is not None else cfg.params
     assert fraction is not None
@@ -138,7 +141,14 @@ def make_budget(spec: ModelSpec, blocks: tuple[Block, ...], cfg: SparsityConfig,
     unit = unit_costs(spec, blocks, base, kind)
     spent = sum(cost * getattr(base[i], group) for (i, group), cost in unit.items())
     fixed = cost_of(spec, blocks, base, kind) - spent
-    return Budget(base, unit, (1 - fraction) * dense - fixed, cfg.round_to)
+    budget = Budget(base, unit, (1 - fraction) * dense - fixed, cfg.round_to)
+    least = sum(cost * budget.candidates(i, group)[0] for (i, group), cost in unit.items())
+    if least > budget.limit:
+        raise CorpError(
+            f"sparsity.{kind}={fraction:g} cannot be met: at most {1 - (fixed + least) / dense:.3f} of this model can "
+            f"be removed at sparsity.round_to={cfg.round_to}; ask for less, or remove heads too (sparsity.heads)."
+        )
+    return budget
 
 
 def matching_uniform(budget: Budget) -> tuple[Sizes, ...]:

@@ -26,11 +26,10 @@ from corp_cli.memory import halving_batches, plain_memory_errors
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.output import require_room, size_in_bytes
-from corp_cli.plan import choose_sizes, read_plan, write_plan
+from corp_cli.plan import check_sizes, choose_sizes, write_plan
 from corp_cli.rank import Context, Plan, keep, rank
 from corp_cli.report import Report, make_report, write_report
 from corp_cli.sequential import compensate_sequentially
-from corp_cli.sources import expand
 from corp_cli.statistics import Statistics
 from corp_cli.summary import show
 
@@ -54,8 +53,7 @@ def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None) -> Pr
     watch, warnings = Stopwatch(), collect_warnings()
     with watch("load"):
         inputs = load_inputs(cfg)
-        if cfg.sparsity.plan is not None:
-            read_plan(expand(cfg.sparsity.plan), inputs.blocks)  # a broken plan ends the run before any long work
+        check_sizes(inputs, cfg)
         if folder:
             require_room(folder, size_in_bytes(inputs.dense))
     dense, blocks = inputs.dense, inputs.blocks

@@ -30,6 +30,15 @@ class SizePlan:
     predicted: float | None = None
 
 
+def check_sizes(inputs: Inputs, cfg: PruneConfig) -> None:
+    """Raise CorpError, before any long work, for a plan that does not fit the model or a budget that cannot be met."""
+    if cfg.sparsity.plan is not None:
+        read_plan(expand(cfg.sparsity.plan), inputs.blocks)
+    elif cfg.sparsity.chooses_sizes():
+        base = tuple(uniform_sizes(block, inputs.groups, cfg.sparsity) for block in inputs.blocks)
+        make_budget(inputs.spec, inputs.blocks, cfg.sparsity, base)
+
+
 @torch.inference_mode()
 def choose_sizes(inputs: Inputs, cfg: PruneConfig, statistics: Statistics, scores: tuple[Scores, ...]) -> SizePlan:
     """The sizes that `cfg.sparsity` asks for.

@@ -149,6 +149,13 @@ def test_contradictions_are_refused(kwargs: dict[str, float], sentence: str) -> 
         SparsityConfig(**kwargs)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("key", ["macs", "params"])
+def test_a_budget_out_of_reach_is_told_before_any_long_work(key: str) -> None:
+    asked: dict[str, Any] = {key: 0.97}
+    with pytest.raises(CorpError, match=rf"sparsity\.{key}=0\.97 cannot be met: at most 0\.\d+ of this model"):
+        prune(run(SparsityConfig(**asked)))
+
+
 def test_a_missing_plan_is_told_before_any_long_work(tmp_path: Path) -> None:
     with pytest.raises(CorpError, match=r"sparsity\.plan=.*nowhere\.yaml does not exist"):
         prune(run(SparsityConfig(plan=str(tmp_path / "nowhere.yaml"))))
