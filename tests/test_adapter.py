@@ -23,6 +23,7 @@ from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.rank import Context, Kept, KeptAttention, check_supported, keep, rank, uniform_sizes
 from tests import variants
+from tests.variants import logits
 
 CPU = torch.device("cpu")
 ALL_GROUPS = frozenset({"mlp", "qk", "vo", "heads"})
@@ -31,13 +32,6 @@ EVERY = pytest.mark.parametrize("variant", variants.VARIANTS)
 
 def allowed(variant: str) -> frozenset[str]:
     return ALL_GROUPS - variants.REFUSED.get(variant, {}).keys()
-
-
-@torch.no_grad()
-def logits(model: nn.Module, x: Tensor) -> Tensor:
-    out = model(x)
-    assert isinstance(out, Tensor)
-    return out
 
 
 @EVERY

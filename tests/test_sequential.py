@@ -13,6 +13,7 @@ from corp_cli.models.streams import head, logits_from, read_tokens, sublayers, t
 from corp_cli.rank import check_supported, uniform_sizes
 from corp_cli.sequential import compensate_sequentially, inverse_gain, start_streams
 from tests import variants
+from tests.variants import logits
 
 CPU = torch.device("cpu")
 EVERY = pytest.mark.parametrize("variant", [name for name in variants.VARIANTS if name != "swiglu"])
@@ -28,13 +29,6 @@ def repair(model: nn.Module, x: Tensor, sparsity: SparsityConfig, cfg: PruneConf
     groups, _ = check_supported(blocks, sparsity)
     sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
     return compensate_sequentially(model, blocks, sizes, x.split(4), groups, cfg, CPU)[0]
-
-
-@torch.no_grad()
-def logits(model: nn.Module, x: Tensor) -> Tensor:
-    out = model(x)
-    assert isinstance(out, Tensor)
-    return out
 
 
 @EVERY

@@ -71,3 +71,11 @@ def images(variant: str, count: int = 3, seed: int = 0) -> Tensor:
     _, args = arguments(variant)
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, args.get("in_chans", 3), args["img_size"], args["img_size"], generator=generator)
+
+
+@torch.no_grad()
+def logits(model: nn.Module, x: Tensor) -> Tensor:
+    """The output of `model` on images, without gradients."""
+    out = model(x)
+    assert isinstance(out, Tensor)
+    return out
