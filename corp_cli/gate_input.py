@@ -1,0 +1,115 @@
+"""What a report.json or an evaluation.json says of one pruned model, as far as it is compared. Reads no files."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from corp_cli.errors import CorpError
+
+SCHEMA_VERSION = 1  # of the files that are compared
+MACHINE = ("device", "device_name", "cpu_count", "cpu_capability", "torch_threads")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where one kind of file keeps, as dotted paths, what must be the same in both files, and the figures."""
+
+    command: str
+    same: dict[str, str]
+    figures: dict[str, str]
+
+
+LAYOUTS = {
+    "report.json": Layout(
+        "corp prune",
+        {
+            "architecture": "model.timm_name",
+            "weights": "model.dense_sha256",
+            "preparation": "model.data",
+            "images": "evaluation.list_sha256",
+            "labels": "evaluation.labelled_images",
+        },
+        {
+            **{key: f"evaluation.pruned.{key}" for key in ("top1", "top5", "agreement", "kl")},
+            **{f"dense_{key}": f"evaluation.dense.{key}" for key in ("top1", "top5")},
+            "macs": "size.pruned.macs",
+            "dense_macs": "size.dense.macs",
+            "params": "size.pruned.parameters",
+            "dense_params": "size.dense.parameters",
+            "throughput": "throughput.images_per_second.pruned",
+            "dense_throughput": "throughput.images_per_second.dense",
+        },
+    ),
+    "evaluation.json": Layout(
+        "corp evaluate",
+        {
+            "architecture": "model.timm_name",
+            "weights": "model.dense_sha256",
+            "preparation": "model.data",
+            "images": "images.list_sha256",
+            "labels": "images.labelled_images",
+        },
+        {
+            **{key: f"results.model.{key}" for key in ("top1", "top5", "agreement", "kl")},
+            **{f"dense_{key}": f"results.reference.{key}" for key in ("top1", "top5")},
+            "macs": "model.macs",
+            "dense_macs": "reference.macs",
+            "params": "model.parameters",
+            "dense_params": "reference.parameters",
+            "throughput": "throughput.images_per_second.model",
+            "dense_throughput": "throughput.images_per_second.reference",
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a file says of one model; a figure that was not measured is None."""
+
+    name: str  # of the file, for messages
+    kind: str
+    same: dict[str, Any]
+    figures: dict[str, float | None]
+    machine: tuple[Any, ...]
+
+
+def measured(content: Any, name: str) -> Measured:
+    """What the JSON `content` of the file `name` says. Raises CorpError where it is no report of this version."""
+    kind = "evaluation.json" if at(content, "results") is not None else "report.json"
+    layout = LAYOUTS[kind]
+    version = at(content, "schema_version")
+    if version is None or at(content, layout.same["architecture"]) is None:
+        raise CorpError(
+            f"{name} is not a report; give a report.json of corp prune or an evaluation.json of corp evaluate."
+        )
+    if version != SCHEMA_VERSION:
+        raise CorpError(
+            f"{name} has schema_version {version} and this corp compares {SCHEMA_VERSION}; write it again with this "
+            "corp, or use the corp that wrote it."
+        )
+    same = {what: at(content, path) for what, path in layout.same.items()}
+    for what, path in layout.same.items():
+        if same[what] is None and not (kind == "evaluation.json" and what == "weights"):  # null for a dense model
+            raise CorpError(f"{name} lacks {path}; give the whole {kind}, as {layout.command} wrote it.")
+    figures = {figure: number(content, path, name) for figure, path in layout.figures.items()}
+    fast, slow = figures["throughput"], figures["dense_throughput"]
+    figures["speedup"] = fast / slow if fast and slow else None
+    return Measured(name, kind, same, figures, tuple(at(content, f"environment.{key}") for key in MACHINE))
+
+
+def at(content: Any, path: str) -> Any:
+    """What stands at the dotted `path`, or None where there is no such field."""
+    for key in path.split("."):
+        content = content.get(key) if isinstance(content, dict) else None
+    return content
+
+
+def number(content: Any, path: str, name: str) -> float | None:
+    """The finite number at `path`; None where it was not measured."""
+    value = at(content, path)
+    if value is None or (type(value) in (int, float) and math.isfinite(value)):
+        return value
+    raise CorpError(f"{name} has {path}={value}, which is not a number; give the file as corp wrote it.")
