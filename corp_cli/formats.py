@@ -1,0 +1,229 @@
+"""Files for other runtimes: written, run against the PyTorch model, and moved into place."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from corp_cli import console
+from corp_cli.checkpoint import Manifest, write_checkpoint
+from corp_cli.errors import CorpError
+from corp_cli.export_config import ExportOptions
+from corp_cli.memory import is_out_of_memory
+from corp_cli.models.loading import ModelSpec
+from corp_cli.models.timm_entry import WEIGHTS, create, write_config
+from corp_cli.onnx_files import OnnxModel, quantise, slimmed, store_bfloat16, write_onnx
+from corp_cli.parity import CLOSE, Parity
+from corp_cli.version import __version__
+
+SCRATCH = ".export.partial"
+ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript", "onnxslim")
+ONNX_TORCH = (2, 6)  # whose exporter is the first with everything that is used here
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported: a model in eval mode on the CPU, float32, and what it was built from."""
+
+    model: nn.Module
+    spec: ModelSpec
+    manifest: Manifest | None  # of a pruned model
+
+
+@dataclass(frozen=True)
+class File:
+    """A file (or folder) that was written, and the ways to run it: name of the optimiser → module."""
+
+    path: Path
+    format: str
+    dtype: str
+    runs: dict[str, nn.Module]
+    opset: int | None = None
+    quantisation: str | None = None
+
+    def facts(self, parity: dict[str, Parity]) -> dict[str, Any]:
+        """What the report says of it."""
+        parts = [self.path, *self.path.parent.glob(f"{self.path.name}.data"), *self.path.rglob("*")]
+        return {
+            "file": self.path.name,
+            "format": self.format,
+            "dtype": self.dtype,
+            "quantisation": self.quantisation,
+            "opset": self.opset,
+            "bytes": sum(part.stat().st_size for part in parts if part.is_file()),
+            "parity": {name: parity[f"{self.path.name}, {name}"].facts() for name in self.runs},
+        }
+
+
+class Interface(nn.Module):
+    """A model that computes in any number format, for float32 images and logits."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = model.to(dtype), dtype
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [B, C, H, W] → logits [B, K]."""
+        logits: Tensor = self.model(images.to(self.dtype))
+        return logits.float()
+
+
+# --- writers --------------------------------------------------------------------------------------------------
+
+
+def weighted(source: Source, dtype: str) -> nn.Module:
+    """A copy of the model with its weights in `dtype`."""
+    return copy.deepcopy(source.model).to(getattr(torch, dtype))
+
+
+def example(source: Source) -> Tensor:
+    """Images to record the model with: two, since a batch of one is taken for a constant."""
+    return torch.zeros(2, *source.spec.data["input_size"])
+
+
+def onnx_files(source: Source, options: ExportOptions, folder: Path) -> list[File]:
+    """model.onnx and, if asked for, model.int8.onnx."""
+    about = {"corp": __version__, "timm_name": source.spec.name, "preprocessing": json.dumps(source.spec.data)}
+    path = folder / "model.onnx"
+    computed = "float32" if options.dtype == "bfloat16" else options.dtype
+    model = Interface(weighted(source, options.dtype), getattr(torch, computed))
+    write_onnx(model, example(source), path, options.opset, about)
+    if options.dtype == "bfloat16":
+        store_bfloat16(path)
+    runs: dict[str, nn.Module] = {
+        "none": OnnxModel(path, optimise=False),
+        "onnxruntime": OnnxModel(path),
+        "onnxslim": OnnxModel(slimmed(path)),
+    }
+    files = [File(path, "onnx", options.dtype, runs, options.opset)]
+    if options.int8:
+        small = folder / "model.int8.onnx"
+        quantise(path, small)
+        files.append(File(small, "onnx", options.dtype, {"onnxruntime": OnnxModel(small)}, options.opset, "int8"))
+    return files
+
+
+@torch.inference_mode()
+def torchexport_files(source: Source, options: ExportOptions, folder: Path) -> list[File]:
+    """model.pt2, for torch.export.load and AOTInductor."""
+    model, path = Interface(weighted(source, options.dtype), getattr(torch, options.dtype)), folder / "model.pt2"
+    program = torch.export.export(model, (example(source),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # the paths of this machine
+    torch.export.save(program, path)
+    return [File(path, "torchexport", options.dtype, {"none": torch.export.load(path).module()})]
+
+
+@torch.inference_mode()
+def torchscript_files(source: Source, options: ExportOptions, folder: Path) -> list[File]:
+    """model.ts, for torch.jit.load and libtorch."""
+    model, path = Interface(weighted(source, options.dtype), getattr(torch, options.dtype)), folder / "model.ts"
+    with warnings.catch_warnings():
+        # torch advises against TorchScript altogether, and warns of sizes read while recording: of the image, which
+        # is fixed. Whether the batch is free is seen when the file is run.
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(model, example(source), check_trace=False), path)
+        return [File(path, "torchscript", options.dtype, {"none": torch.jit.load(path)})]
+
+
+def timm_files(source: Source, options: ExportOptions, folder: Path) -> list[File]:
+    """timm/, a folder that timm.create_model reads once corp_cli.register() was called."""
+    if source.manifest is None:
+        raise CorpError(f"format=timm is for pruned models, and timm has {source.spec.name} already; leave it out.")
+    path = folder / "timm"
+    path.mkdir()
+    write_checkpoint(weighted(source, options.dtype), source.manifest, path / WEIGHTS)
+    write_config(source.spec, path)
+    return [File(path, "timm", options.dtype, {"none": create(path)})]
+
+
+Writer = Callable[[Source, ExportOptions, Path], list[File]]
+WRITERS: dict[str, Writer] = {
+    "onnx": onnx_files,
+    "torchexport": torchexport_files,
+    "torchscript": torchscript_files,
+    "timm": timm_files,
+}
+
+
+# --- all of them ----------------------------------------------------------------------------------------------
+
+
+def require_packages(options: ExportOptions) -> None:
+    """Raise CorpError where a format asked for needs a package that is not installed, or a newer torch."""
+    if "onnx" not in options.formats:
+        return
+    if missing := [package for package in ONNX_PACKAGES if find_spec(package) is None]:
+        names = " ".join(missing)
+        raise CorpError(f"The format onnx needs packages that are not installed; run: pip install {names}")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < ONNX_TORCH:
+        wanted = ".".join(map(str, ONNX_TORCH))
+        raise CorpError(
+            f"The format onnx needs torch {wanted} or newer, and this is {torch.__version__}; update torch."
+        )
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """A new folder within `folder` that is gone afterwards: files are moved out of it when they are known to work."""
+    path = folder / SCRATCH
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write_files(source: Source, options: ExportOptions, folder: Path) -> list[File]:
+    """Every format asked for, in `folder`. Raises CorpError where an exporter cannot read the model."""
+    return [file for name in options.formats for file in write(name, source, options, folder)]
+
+
+def write(name: str, source: Source, options: ExportOptions, folder: Path) -> list[File]:
+    """The files of one format. Raises CorpError where its exporter cannot read the model."""
+    try:
+        return WRITERS[name](source, options, folder)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        why = str(error).strip().split("\n")[0]
+        raise CorpError(f"{source.spec.name} cannot be exported as {name} ({why}); try another format.") from error
+
+
+def runs_of(files: list[File]) -> dict[str, nn.Module]:
+    """file and optimiser → module."""
+    return {f"{file.path.name}, {name}": run for file in files for name, run in file.runs.items()}
+
+
+def place(files: list[File], parity: dict[str, Parity], folder: Path) -> list[dict[str, Any]]:
+    """Move the files to `folder`, where they were judged as in `parity` → what the report says of them."""
+    facts = [file.facts(parity) for file in files]
+    warn_apart(facts)
+    for file in files:
+        for part in (file.path, *file.path.parent.glob(f"{file.path.name}.data")):
+            if (target := folder / part.name).is_dir():
+                shutil.rmtree(target)
+            os.replace(part, target)
+    return facts
+
+
+def warn_apart(facts: list[dict[str, Any]]) -> None:
+    """Say so where a float32 file is not the model that was exported."""
+    for file in facts:
+        furthest = max(found["max_abs_diff"] for found in file["parity"].values())
+        if file["dtype"] == "float32" and file["quantisation"] is None and furthest > CLOSE:
+            console.warn(f"{file['file']} gives other logits than PyTorch, by up to {furthest:.2g}; check the export.")
