@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from corp_cli.config import DataConfig, ModelConfig
 from corp_cli.errors import CorpError
 from corp_cli.models.bundled import BUNDLED
+from corp_cli.models.huggingface import PREFIX, read_transformers
 from corp_cli.models.preprocess import with_overrides
 from corp_cli.models.state_dict import fit_state_dict, read_state_dict
 from corp_cli.sources import expand
@@ -40,6 +41,8 @@ def load_dense(cfg: ModelConfig, data: DataConfig | None = None) -> tuple[nn.Mod
     `data` overrides the model's own preprocessing. Raises CorpError for an unknown name, weights out of reach, a
     checkpoint that does not fit, or preprocessing that does not suit the model.
     """
+    if cfg.name.startswith(PREFIX):
+        return _load_rewritten(cfg, data)
     bundled = BUNDLED.get(cfg.name)
     name = bundled.timm_name if bundled else cfg.name
     args = {**(bundled.args if bundled else {}), **cfg.args}
@@ -50,6 +53,20 @@ def load_dense(cfg: ModelConfig, data: DataConfig | None = None) -> tuple[nn.Mod
         fit_state_dict(model, state, str(checkpoint))
     _require_finite(model)
     spec = _spec(model, name, args, bundled.data if bundled else {})
+    return model.eval(), replace(spec, data=with_overrides(spec.data, data, model)) if data else spec
+
+
+def _load_rewritten(cfg: ModelConfig, data: DataConfig | None) -> tuple[nn.Module, ModelSpec]:
+    """The same for a model of Hugging Face transformers, which becomes one of timm."""
+    if cfg.checkpoint:
+        raise CorpError(f"model.name={cfg.name} brings its weights along; leave out model.checkpoint.")
+    found = read_transformers(cfg.name)
+    args = {**found.args, **cfg.args}
+    model = _create(found.timm_name, args, pretrained=False)
+    fit_state_dict(model, found.state, cfg.name)
+    _require_finite(model)
+    model.pretrained_cfg = {**model.pretrained_cfg, "label_names": found.label_names}  # type: ignore[operator,dict-item]
+    spec = _spec(model, found.timm_name, args, found.data)
     return model.eval(), replace(spec, data=with_overrides(spec.data, data, model)) if data else spec
 
 
