@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
+from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 from torch import Tensor
@@ -26,11 +29,11 @@ SECONDS = 60  # for the solver; it stops much earlier
 
 @dataclass(frozen=True)
 class Choice:
-    """What one group of one block may be cut to: kept `sizes`, with the damage and the cost of each."""
+    """What some groups of one block, whose cost is not a sum, may be cut to, with the damage and the cost of each."""
 
     block: int
-    group: str
-    sizes: tuple[int, ...]
+    groups: tuple[str, ...]
+    sizes: tuple[tuple[int, ...], ...]
     damage: tuple[float, ...]
     cost: tuple[float, ...]
 
@@ -70,10 +73,86 @@ def solve(choices: list[Choice], budget: float) -> tuple[list[int], float]:
     return taken, float(sum(choice.damage[i] for choice, i in zip(choices, taken, strict=True)))
 
 
-def cost_of(spec: ModelSpec, blocks: tuple[Block, ...], sizes: tuple[Sizes, ...], kind: str) -> int:
+@dataclass(frozen=True)
+class Cost:
+    """Cost of the sizes of some groups of one block: `values` on a grid of sizes, linear between its points."""
+
+    block: int
+    groups: tuple[str, ...]
+    axes: tuple[tuple[int, ...], ...]  # per group, ascending
+    values: np.ndarray[Any, np.dtype[np.float64]]  # one axis per group
+
+    def at(self, sizes: Iterable[tuple[int, ...]]) -> tuple[float, ...]:
+        """The cost of every choice of sizes."""
+        found = RegularGridInterpolator(self.axes, self.values, bounds_error=False, fill_value=None)(list(sizes))
+        return tuple(float(value) for value in found)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent: of the `dense` cost, `fraction` is to go; sizes go down from `base`, `fixed` is in no size.
+
+    Costs are MACs of one image, parameters, or seconds of a forward pass. `tokens`: how many the last block updates
+    (None: all).
+    """
+
+    kind: str  # macs, params or latency
+    fraction: float
+    dense: float
+    fixed: float
+    base: tuple[Sizes, ...]
+    costs: tuple[Cost, ...]
+    round_to: int
+    tokens: int | None = None
+
+    @property
+    def limit(self) -> float:
+        """On the sum of costs."""
+        return (1 - self.fraction) * self.dense - self.fixed
+
+    def wanted(self) -> list[tuple[int, str]]:
+        """Every (block, group) that may be cut."""
+        return [(cost.block, group) for cost in self.costs for group in cost.groups]
+
+    def candidates(self, block: int, group: str) -> tuple[int, ...]:
+        """Sizes that a group may be cut to, ascending: multiples of `round_to`, and the dense size."""
+        dense = getattr(self.base[block], group)
+        least = max(1, LEAST * dense)
+        return tuple(sorted({size for size in range(self.round_to, dense, self.round_to) if size >= least} | {dense}))
+
+    def choices(self, cost: Cost) -> tuple[tuple[int, ...], ...]:
+        """Every combination of sizes that the groups of `cost` may be cut to."""
+        return tuple(product(*(self.candidates(cost.block, group) for group in cost.groups)))
+
+    def cost(self, sizes: tuple[Sizes, ...]) -> float:
+        """What `sizes` cost in all."""
+        return sum(cost.at([tuple(getattr(sizes[cost.block], g) for g in cost.groups)])[0] for cost in self.costs)
+
+    def speedup(self, sizes: tuple[Sizes, ...]) -> float | None:
+        """Dense over pruned time, as the table has it; None for a budget that is not of time."""
+        return self.dense / (self.fixed + self.cost(sizes)) if self.kind == "latency" else None
+
+    def require_met(self) -> Budget:
+        """Itself. Raises CorpError, with what can be removed at most, when the smallest sizes cost too much."""
+        least = sum(min(cost.at(self.choices(cost))) for cost in self.costs)
+        if least > self.limit:
+            raise CorpError(
+                f"sparsity.{self.kind}={self.fraction:g} cannot be met: at most "
+                f"{1 - (self.fixed + least) / self.dense:.3f} of this model can be removed at "
+                f"sparsity.round_to={self.round_to}; ask for less, or remove heads too (sparsity.heads)."
+            )
+        return self
+
+
+def cost_of(
+    spec: ModelSpec, blocks: tuple[Block, ...], sizes: tuple[Sizes, ...], kind: str, tokens: int | None = None
+) -> int:
     """MACs of one image, or parameters, of the model at these sizes, counted on the meta device."""
     model = skeleton(spec)
-    resize(model, {b.name: _pruned_sizes(b, s) for b, s in zip(blocks, sizes, strict=True)})
+    pruned = {b.name: _pruned_sizes(b, s) for b, s in zip(blocks, sizes, strict=True)}
+    if tokens is not None:
+        pruned[blocks[-1].name] = replace(pruned[blocks[-1].name], tokens=tokens)
+    resize(model, pruned)
     return count_macs(model, spec.data["input_size"]) if kind == "macs" else parameters(model)
 
 
@@ -86,92 +165,75 @@ def _pruned_sizes(block: Block, sizes: Sizes) -> PrunedSizes:
     return PrunedSizes(attn, mlp)
 
 
-def unit_costs(
-    spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...], kind: str
-) -> dict[tuple[int, str], float]:
-    """(block, group) → cost of one unit of that group. MACs and parameters are linear in every size."""
-    costs: dict[tuple[int, str], float] = {}
-    known: dict[tuple[Sizes, str], float] = {}
-    whole = cost_of(spec, blocks, base, kind)
-    for i, sizes in enumerate(base):
-        for group in BUDGETED:
-            size = getattr(sizes, group)
-            if group in blocks[i].refusals or size < 2:
-                continue
-            if (sizes, group) not in known:
-                smaller = list(base)
-                smaller[i] = replace(sizes, **{group: size // 2})
-                known[sizes, group] = (whole - cost_of(spec, blocks, tuple(smaller), kind)) / (size - size // 2)
-            costs[i, group] = known[sizes, group]
-    return costs
+def linear_costs(
+    spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...], kind: str, tokens: int | None = None
+) -> tuple[Cost, ...]:
+    """The cost of every group of every block. MACs and parameters are linear in every size."""
+    costs: list[Cost] = []
+    known: dict[tuple[Sizes, str, bool], float] = {}
+    whole = cost_of(spec, blocks, base, kind, tokens)
+    for i, group in free_groups(blocks, base):
+        size = getattr(base[i], group)
+        key = base[i], group, i == len(base) - 1
+        if key not in known:
+            smaller = list(base)
+            smaller[i] = replace(base[i], **{group: size // 2})
+            cut = cost_of(spec, blocks, tuple(smaller), kind, tokens)
+            known[key] = (whole - cut) / (size - size // 2)
+        costs.append(Cost(i, (group,), ((0, size),), np.array([0.0, known[key] * size])))
+    return tuple(costs)
 
 
-# --- budgets --------------------------------------------------------------------------------------------------
+def free_groups(blocks: tuple[Block, ...], base: tuple[Sizes, ...]) -> list[tuple[int, str]]:
+    """Every (block, group) that a budget may cut below `base`."""
+    return [
+        (i, group)
+        for i, sizes in enumerate(base)
+        for group in BUDGETED
+        if group not in blocks[i].refusals and getattr(sizes, group) > 1
+    ]
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What may be spent: `limit` on the sum of unit costs over all (block, group), from sizes `base` downwards."""
-
-    base: tuple[Sizes, ...]
-    unit: dict[tuple[int, str], float]
-    limit: float
-    round_to: int
-
-    def candidates(self, block: int, group: str) -> tuple[int, ...]:
-        """Sizes that a group may be cut to, ascending: multiples of `round_to`, and the dense size."""
-        dense = getattr(self.base[block], group)
-        least = max(1, LEAST * dense)
-        return tuple(sorted({size for size in range(self.round_to, dense, self.round_to) if size >= least} | {dense}))
-
-    def cost(self, sizes: tuple[Sizes, ...]) -> float:
-        """Σ unit cost x size."""
-        return sum(unit * getattr(sizes[i], group) for (i, group), unit in self.unit.items())
-
-
-def make_budget(spec: ModelSpec, blocks: tuple[Block, ...], cfg: SparsityConfig, base: tuple[Sizes, ...]) -> Budget:
+def make_budget(
+    spec: ModelSpec, blocks: tuple[Block, ...], cfg: SparsityConfig, base: tuple[Sizes, ...], tokens: int | None = None
+) -> Budget:
     """The budget of `sparsity.macs` or `sparsity.params`: a fraction of the dense model's cost to remove.
 
     Raises CorpError, with what can be removed at most, when the smallest sizes cost too much.
     """
-    kind = "macs" if cfg.macs is not None else "params"
-    fraction = cfg.macs if cfg.macs is not None else cfg.params
+    kind, fraction = ("params", cfg.params) if cfg.macs is None else ("macs", cfg.macs)
     assert fraction is not None
     dense = cost_of(spec, blocks, tuple(block.sizes for block in blocks), kind)
-    unit = unit_costs(spec, blocks, base, kind)
-    spent = sum(cost * getattr(base[i], group) for (i, group), cost in unit.items())
-    fixed = cost_of(spec, blocks, base, kind) - spent
-    budget = Budget(base, unit, (1 - fraction) * dense - fixed, cfg.round_to)
-    least = sum(cost * budget.candidates(i, group)[0] for (i, group), cost in unit.items())
-    if least > budget.limit:
-        raise CorpError(
-            f"sparsity.{kind}={fraction:g} cannot be met: at most {1 - (fixed + least) / dense:.3f} of this model can "
-            f"be removed at sparsity.round_to={cfg.round_to}; ask for less, or remove heads too (sparsity.heads)."
-        )
-    return budget
+    costs = linear_costs(spec, blocks, base, kind, tokens)
+    fixed = cost_of(spec, blocks, base, kind, tokens) - sum(float(cost.values[-1]) for cost in costs)
+    return Budget(kind, fraction, dense, fixed, base, costs, cfg.round_to, tokens).require_met()
 
 
-def matching_uniform(budget: Budget) -> tuple[Sizes, ...]:
-    """The largest uniform sizes that keep the budget: the context in which damage is measured."""
-    for percent in range(0, 91, 2):
-        sizes = list(budget.base)
-        for i, group in budget.unit:
-            dense = getattr(budget.base[i], group)
-            sizes[i] = replace(sizes[i], **{group: kept_size(dense, percent / 100, budget.round_to)})
-        if budget.cost(tuple(sizes)) <= budget.limit:
-            return tuple(sizes)
+def uniform(budget: Budget, fraction: float) -> tuple[Sizes, ...]:
+    """Sizes with `fraction` of every group that may be cut removed."""
+    sizes = list(budget.base)
+    for i, group in budget.wanted():
+        dense = getattr(budget.base[i], group)
+        sizes[i] = replace(sizes[i], **{group: kept_size(dense, fraction, budget.round_to)})
     return tuple(sizes)
+
+
+def matching_fraction(budget: Budget) -> float:
+    """The least fraction that, removed of every group alike, keeps the budget."""
+    fractions = [percent / 100 for percent in range(0, 91, 2)]
+    return next((f for f in fractions if budget.cost(uniform(budget, f)) <= budget.limit), fractions[-1])
 
 
 def spend(budget: Budget, damage: dict[tuple[int, str], Tensor]) -> tuple[tuple[Sizes, ...], float]:
     """(sizes, predicted damage): the least damage within the budget; damage[block, group] by kept size, [dense + 1]."""
     choices = []
-    for (i, group), unit in budget.unit.items():
-        options = budget.candidates(i, group)
-        by_size = tuple(float(damage[i, group][size]) for size in options)
-        choices.append(Choice(i, group, options, by_size, tuple(unit * size for size in options)))
+    for cost in budget.costs:
+        options = budget.choices(cost)
+        curves = [damage[cost.block, group] for group in cost.groups]
+        hurt = tuple(sum(float(c[size]) for c, size in zip(curves, sizes, strict=True)) for sizes in options)
+        choices.append(Choice(cost.block, cost.groups, options, hurt, cost.at(options)))
     taken, predicted = solve(choices, budget.limit)
     sizes = list(budget.base)
     for choice, i in zip(choices, taken, strict=True):
-        sizes[choice.block] = replace(sizes[choice.block], **{choice.group: choice.sizes[i]})
+        sizes[choice.block] = replace(sizes[choice.block], **dict(zip(choice.groups, choice.sizes[i], strict=True)))
     return tuple(sizes), predicted

@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
-from corp_cli.models.attention import AttentionSizes
 from corp_cli.models.loading import ModelSpec, empty_model, state_tensors
-from corp_cli.models.resize import MlpSizes, PrunedSizes, resize
+from corp_cli.models.resize import PrunedSizes, resize, sizes_from_json
 
 FORMAT = "corp-pruned"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 knew no blocks that update only some tokens
+READABLE = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,12 @@ def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path) -> None:
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """The manifest of a pruned checkpoint. Raises CorpError for a file that is not one."""
     content = _read(Path(path), tensors=False)[0]
-    if content.get("format_version") != FORMAT_VERSION:
+    if content.get("format_version") not in READABLE:
         raise CorpError(
             f"{path} has format version {content.get('format_version')}, and this corp reads {FORMAT_VERSION}; "
             "use the version of corp that wrote it, or a newer one."
         )
-    blocks = {
-        name: PrunedSizes(entry["attn"] and AttentionSizes(**entry["attn"]), entry["mlp"] and MlpSizes(**entry["mlp"]))
-        for name, entry in content["blocks"].items()
-    }
+    blocks = {name: sizes_from_json(entry) for name, entry in content["blocks"].items()}
     return Manifest(**{**content, "model": ModelSpec(**content["model"]), "blocks": blocks})
 
 

@@ -17,11 +17,12 @@ from corp_cli.linalg.lowrank import logit_factors, output_factors
 from corp_cli.linalg.obs import removal_order
 from corp_cli.models.adapter import block_weights
 from corp_cli.models.blocks import Block, BlockWeights, Sizes
-from corp_cli.models.streams import logits_from, tokens
+from corp_cli.models.streams import logits_from, through, tokens
 from corp_cli.rank import Scores, keep
 from corp_cli.statistics import BlockStatistics, Statistics
 
-ANCHORS = (0.25, 0.5, 0.75, 0.875)  # fractions removed at which the damage is measured
+# fraction of every group that is cut around the one measured → fractions removed of that one at which it is measured
+ANCHORS = {0.2: (0.125, 0.25, 0.5, 0.75), 0.4: (0.25, 0.5, 0.75, 0.875)}
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,11 @@ def divergence(reference: Tensor, logits: Tensor) -> float:
     return float(F.kl_div(F.log_softmax(logits.double(), -1), reference, reduction="sum", log_target=True))
 
 
+def distance(reference: Tensor, features: Tensor) -> float:
+    """Σ over images of 1 - cos(dense, model), from features: the damage to a model without a classifier."""
+    return float((1 - F.cosine_similarity(features.double().flatten(1), reference)).sum())
+
+
 @torch.inference_mode()
 def damage_curves(
     model: nn.Module,
@@ -89,22 +95,27 @@ def damage_curves(
     statistics: Statistics,
     scores: tuple[Scores, ...],
     context: tuple[Sizes, ...],
+    anchors: tuple[float, ...],
     wanted: Collection[tuple[int, str]],
     batches: Iterable[Tensor],
     cfg: PruneConfig,
 ) -> list[Curve]:
     """The curve of every `wanted` (block, group), all others being cut to the sizes `context`.
 
-    The stream is kept at the block concerned, so that a measurement costs only the blocks from there on.
+    It is measured where the fractions `anchors` of the group are removed. The stream is kept at the block concerned, so
+    that a measurement costs only the blocks from there on.
     """
     around, repair = copy.deepcopy(model), cfg.compensation
     dense = tuple(block_weights(model, block) for block in blocks)
-    for block, weights, statistic, score, sizes in zip(blocks, dense, statistics, scores, context, strict=True):
+    every = zip(blocks, dense, statistics, scores, context, strict=True)
+    for block, weights, statistic, score, sizes in console.track(every, "context", len(blocks)):
         replace_block(around, block, compensate_block(weights, statistic, keep(score, block, sizes), repair)[0])
-    streams, references = [], []
+    streams, references, classifies = [], [], getattr(model, "num_classes", None) != 0
+    damage_of = divergence if classifies else distance
     for images in batches:
         streams.append(tokens(model, images))
-        references.append(F.log_softmax(model(images).double(), -1))
+        outputs = model(images).double()
+        references.append(F.log_softmax(outputs, -1) if classifies else outputs.flatten(1))
     total = sum(len(x) for x in streams)
     curves = []
     for i, block in enumerate(console.track(blocks, "curves", len(blocks))):
@@ -112,7 +123,7 @@ def damage_curves(
         in_context = copy.deepcopy(module)
         for group in (group for owner, group in wanted if owner == i):
             size = getattr(block.sizes, group)
-            points = sorted({size, *(max(1, round(size * (1 - a))) for a in ANCHORS)}, reverse=True)
+            points = sorted({size, *(max(1, round(size * (1 - a))) for a in anchors)}, reverse=True)
             damage = []
             for point in points:
                 trial = keep(scores[i], block, replace(context[i], **{group: point}))
@@ -123,14 +134,14 @@ def damage_curves(
                 _put(around, path, copy.deepcopy(model.get_submodule(path)))
                 replace_block(around, block, weights)
                 found = sum(
-                    divergence(reference, logits_from(around, x, blocks[i:]))
+                    damage_of(reference, logits_from(around, x, blocks[i:]))
                     for x, reference in zip(streams, references, strict=True)
                 )
                 damage.append(found / total)
             errors = reconstruction_errors(group, dense[i], statistics[i], repair.ridge_lambda)
             curves.append(Curve(i, group, interpolate(errors, points, damage)))
         _put(around, block.name, in_context)
-        streams = [in_context(x) for x in streams]
+        streams = [through(around, block, x) for x in streams]
     return curves
 
 

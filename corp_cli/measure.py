@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from corp_cli import console
 from corp_cli.calibrate import accumulation_device, calibrate
@@ -12,7 +13,6 @@ from corp_cli.errors import CorpError
 from corp_cli.inputs import Inputs, calibration_batches, warn_unread
 from corp_cli.memory import halving_batches
 from corp_cli.models.blocks import Block
-from corp_cli.sources import expand
 from corp_cli.statistics import Statistics
 from corp_cli.statistics_io import (
     Kept,
@@ -25,12 +25,12 @@ from corp_cli.statistics_io import (
 )
 
 
-def measure_statistics(inputs: Inputs, cfg: PruneConfig) -> Statistics:
-    """Statistics of every block on the calibration images; looked up in, or added to, calibration.cache if it is set.
+def measure_statistics(inputs: Inputs, cfg: PruneConfig, cache: Path | None = None) -> Statistics:
+    """Statistics of every block on the calibration images; looked up in, or added to, `cache` if it is given.
 
     Raises CorpError where the images are too few for a repair without a ridge.
     """
-    statistics = _cached(inputs, cfg, cfg.calibration.cache) if cfg.calibration.cache else _measured(inputs, cfg)
+    statistics = _measured(inputs, cfg) if cache is None else _cached(inputs, cfg, cache)
     require_tokens(inputs.blocks, statistics, inputs.calibrated.good, cfg.compensation)
     return statistics
 
@@ -43,10 +43,15 @@ def _measured(inputs: Inputs, cfg: PruneConfig) -> Statistics:
     )
 
 
-def _cached(inputs: Inputs, cfg: PruneConfig, cache: str) -> Statistics:
+def statistics_key(inputs: Inputs) -> dict[str, str]:
+    """What the statistics of these inputs depend on."""
     images = images_sha256(inputs.calibration, inputs.spares)
-    key = make_key(weights_sha256(inputs.dense), images, inputs.spec.data, inputs.groups)
-    path = cache_file(expand(cache), key)
+    return make_key(weights_sha256(inputs.dense), images, inputs.spec.data, inputs.groups)
+
+
+def _cached(inputs: Inputs, cfg: PruneConfig, cache: Path) -> Statistics:
+    key = statistics_key(inputs)
+    path = cache_file(cache, key)
     foreign = False
     if path.exists():
         kept = read_statistics(path, accumulation_device(inputs.device))
@@ -56,7 +61,7 @@ def _cached(inputs: Inputs, cfg: PruneConfig, cache: str) -> Statistics:
             warn_unread(inputs.calibrated)
             console.err().print(f"corp: statistics of {kept.good} images read from {path}", style="dim", markup=False)
             return kept.statistics
-        foreign = kept is None and path == expand(cache)
+        foreign = kept is None and path == cache
         why = "is not a whole file of corp's statistics"
         if kept is not None:
             why = f"was measured for other {differing(key, kept.key)}"

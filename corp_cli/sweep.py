@@ -5,16 +5,31 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from rich.table import Table
 
 from corp_cli import console
 from corp_cli.output import write_whole
 
 SUMMARY = "summary.csv"
+CACHE = ".shared"
+
+
+def shared_cache() -> Path | None:
+    """Where the jobs of a multirun share what they measure of the dense model; None for a single run."""
+    here = HydraConfig.get()
+    return Path(here.sweep.dir).absolute() / CACHE if here.mode == RunMode.MULTIRUN else None
+
+
+def remove_cache(sweep_dir: Path) -> None:
+    """Remove what the jobs shared: it is large, and of no use to anyone else."""
+    shutil.rmtree(sweep_dir / CACHE, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,7 @@ class Job:
     overrides: str
     output_dir: Path
     error: str | None = None
+    worse: bool = False  # `error` is that the result breaks a limit; its files are there
 
 
 @dataclass(frozen=True)
@@ -33,7 +49,7 @@ class Row:
 
     job: int
     overrides: str
-    status: str  # ok or failed
+    status: str  # ok, failed, or worse than gate.* allows
     parameters: int | None = None
     macs: int | None = None
     top1: float | None = None  # of the pruned model, percent
@@ -47,18 +63,19 @@ class Row:
 
 def row(job: Job, sweep_dir: Path) -> Row:
     """The line of `job`, from its report.json."""
-    if job.error is not None:
+    if job.error is not None and not job.worse:
         return Row(job.number, job.overrides, "failed", error=job.error)
+    status = "worse" if job.worse else "ok"
     path = job.output_dir / "report.json"
     report: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     folder = os.path.relpath(job.output_dir, sweep_dir)
     if not report:
-        return Row(job.number, job.overrides, "ok", folder=folder)
+        return Row(job.number, job.overrides, status, folder=folder, error=job.error)
     size, found, speed = report["size"]["pruned"], report["evaluation"]["pruned"], report["throughput"]
     return Row(
         job.number,
         job.overrides,
-        "ok",
+        status,
         size["parameters"],
         size["macs"],
         found["top1"],
@@ -67,6 +84,7 @@ def row(job: Job, sweep_dir: Path) -> Row:
         speed and speed["images_per_second"]["pruned"],
         speed and speed["speedup"],
         folder,
+        job.error,
     )
 
 

@@ -3,17 +3,21 @@
     python scripts/ablation.py --checkpoint deit_tiny.safetensors --calibration imgs/ --evaluation labelled/ ingredients
     python scripts/ablation.py ... budgets
 
-Statistics are measured once per set of calibration images and kept in --cache. Nothing here is tuned: settings were
-chosen on images kept aside from the calibration set, and every row is printed as it comes out.
+Statistics and damage curves are measured once per set of calibration images and kept in --cache. Nothing here is tuned:
+settings were chosen on images kept aside from the calibration set, and every row is printed as it comes out. With
+several --seeds, which need fewer images than there are to differ, the mean and the standard deviation follow.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 import time
 
 from corp_cli import load_config, prune
+from corp_cli.config import PruneConfig
+from corp_cli.report import Report
 
 # ingredient → overrides that take it away from, or add it to, recipe=best at joint .5
 INGREDIENTS = {
@@ -33,6 +37,7 @@ INGREDIENTS = {
 }
 ON_BUDGET = {
     "best, MACs budget": [],
+    "best, MACs budget, last block whole": ["sparsity.skip_unread=false"],
     "best, MACs budget, one shot": ["compensation.propagate=none"],
     "best, MACs budget, two rounds of curves": ["sparsity.rounds=2"],
 }
@@ -75,35 +80,55 @@ def main() -> None:
         rows = {name: overrides for name, (overrides, _) in BUDGETS.items()}
         if args.paper:
             rows.update({f"{n}: paper": ["recipe=paper", p] for n, (_, p) in BUDGETS.items() if p})
-    print(
-        f"{'setting':<46} {'seed':>4} {'MACs':>7} {'top-1':>6} {'agree':>6} {'KL':>7} {'predicted':>9} {'seconds':>8}"
-    )
+    head = ("setting", "seed", "MACs", "top-1", "agree", "KL", "predicted", "seconds")
+    print("{:<44} {:>4} {:>7} {:>11} {:>6} {:>16} {:>9} {:>8}".format(*head))
     for name, overrides in rows.items():
         if args.rows and not any(part in name for part in args.rows):
             continue
+        found = []
         for seed in args.seeds:
             start = time.perf_counter()
-            cfg = load_config(
-                f"model={args.model}",
-                f"model.checkpoint={args.checkpoint}",
-                f"calibration.path={args.calibration}",
-                f"calibration.num_images={args.num_images}",
-                f"calibration.cache={args.cache}",
-                f"calibration.num_workers={args.num_workers}",
-                f"evaluation.num_workers={args.num_workers}",
-                f"evaluation.path={args.evaluation}",
-                "evaluation.throughput_batches=0",
-                f"seed={seed}",
-                *overrides,
-            )
-            report = prune(cfg).report
-            found, predicted = report.evaluation["pruned"], report.sparsity["predicted_kl"]
-            print(
-                f"{name:<46} {seed:>4} {report.size['pruned']['macs'] / 1e9:>6.3f}G {found['top1']:>6.1f} "
-                f"{found['agreement']:>6.1f} {found['kl']:>7.4f} {'' if predicted is None else f'{predicted:.3f}':>9} "
-                f"{time.perf_counter() - start:>8.1f}",
-                flush=True,
-            )
+            found.append(prune(config(args, seed, overrides)).report)
+            print(line(name, str(seed), [found[-1]], time.perf_counter() - start), flush=True)
+        if len(found) > 1:
+            print(line(name, "mean", found), flush=True)
+
+
+def config(args: argparse.Namespace, seed: int, overrides: list[str]) -> PruneConfig:
+    """The run of one row."""
+    return load_config(
+        f"model={args.model}",
+        f"model.checkpoint={args.checkpoint}",
+        f"calibration.path={args.calibration}",
+        f"calibration.num_images={args.num_images}",
+        f"calibration.cache={args.cache}",
+        f"calibration.num_workers={args.num_workers}",
+        f"evaluation.num_workers={args.num_workers}",
+        f"evaluation.path={args.evaluation}",
+        "evaluation.throughput_batches=0",
+        f"seed={seed}",
+        *overrides,
+    )
+
+
+def line(name: str, seed: str, reports: list[Report], seconds: float | None = None) -> str:
+    """One row: a report, or the mean of several with the standard deviation of top-1 and KL."""
+
+    def mean(key: str) -> float:
+        return statistics.mean(r.evaluation["pruned"][key] for r in reports)
+
+    def spread(key: str, digits: int) -> str:
+        return f" +- {statistics.stdev(r.evaluation['pruned'][key] for r in reports):.{digits}f}" if reports[1:] else ""
+
+    predicted = [r.sparsity["predicted_kl"] for r in reports]
+    expected = "" if None in predicted else f"{statistics.mean(predicted):.3f}"
+    macs = statistics.mean(r.size["pruned"]["macs"] for r in reports) / 1e9
+    top1 = f"{mean('top1'):.1f}{spread('top1', 1)}"
+    kl = f"{mean('kl'):.4f}{spread('kl', 4)}"
+    return (
+        f"{name:<44} {seed:>4} {macs:>6.3f}G {top1:>11} {mean('agreement'):>6.1f} {kl:>16} {expected:>9} "
+        f"{'' if seconds is None else f'{seconds:.1f}':>8}"
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from corp_cli.budget import Choice, cost_of, make_budget, matching_uniform, solve, spend, unit_costs
+from corp_cli import latency, plan
+from corp_cli.budget import Choice, cost_of, linear_costs, make_budget, matching_fraction, solve, spend, uniform
 from corp_cli.config import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
-from corp_cli.curves import interpolate
+from corp_cli.curves import ANCHORS, Curve, damage_curves, interpolate
 from corp_cli.errors import CorpError
+from corp_cli.flops import count_macs
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec, skeleton
 from corp_cli.pipeline import prune
-from corp_cli.plan import SizePlan, read_plan, write_plan
+from corp_cli.plan import SizePlan, read_plan, updated_tokens, write_plan
+from tests import variants
 from tests.variants import SMALL
 
 SPEC = ModelSpec("deit_tiny_patch16_224", SMALL, {"input_size": [3, 32, 32]})
@@ -37,7 +42,13 @@ DENSE = tuple(block.sizes for block in BLOCKS)
 )
 def test_the_knapsack_finds_what_brute_force_finds(tables: list[list[tuple[int, int]]], share: float) -> None:
     choices = [
-        Choice(i, "mlp", tuple(range(len(t))), tuple(float(d) for _, d in t), tuple(float(c) for c, _ in t))
+        Choice(
+            i,
+            ("mlp",),
+            tuple((k,) for k in range(len(t))),
+            tuple(float(d) for _, d in t),
+            tuple(float(c) for c, _ in t),
+        )
         for i, t in enumerate(tables)
     ]
     least, most = (sum(f(c.cost) for c in choices) for f in (min, max))
@@ -54,15 +65,20 @@ def test_the_knapsack_finds_what_brute_force_finds(tables: list[list[tuple[int, 
 
 def test_a_budget_out_of_reach_is_refused() -> None:
     with pytest.raises(CorpError, match="budget cannot be met"):
-        solve([Choice(0, "mlp", (8, 16), (1.0, 0.0), (8.0, 16.0))], 7.0)
+        solve([Choice(0, ("mlp",), ((8,), (16,)), (1.0, 0.0), (8.0, 16.0))], 7.0)
 
 
+@pytest.mark.parametrize("tokens", [None, 1])
 @pytest.mark.parametrize("kind", ["macs", "params"])
-def test_costs_are_linear_in_every_size(kind: str) -> None:
-    unit = unit_costs(SPEC, BLOCKS, DENSE, kind)
+def test_costs_are_linear_in_every_size(kind: str, tokens: int | None) -> None:
+    costs = linear_costs(SPEC, BLOCKS, DENSE, kind, tokens)
     sizes = (Sizes(40, 5, 9, 2), Sizes(17, 16, 2, 2))
-    spent = sum(cost * (getattr(DENSE[i], group) - getattr(sizes[i], group)) for (i, group), cost in unit.items())
-    assert cost_of(SPEC, BLOCKS, DENSE, kind) - cost_of(SPEC, BLOCKS, sizes, kind) == pytest.approx(spent)
+
+    def spent(of: tuple[Sizes, ...]) -> float:
+        return sum(cost.at([(getattr(of[cost.block], cost.groups[0]),)])[0] for cost in costs)
+
+    dense, cut = (cost_of(SPEC, BLOCKS, of, kind, tokens) for of in (DENSE, sizes))
+    assert dense - cut == pytest.approx(spent(DENSE) - spent(sizes))
 
 
 @pytest.mark.parametrize("key", ["macs", "params"])
@@ -71,11 +87,12 @@ def test_what_is_spent_stays_within_the_budget(key: str, fraction: float) -> Non
     cfg = SparsityConfig(macs=fraction, round_to=2) if key == "macs" else SparsityConfig(params=fraction, round_to=2)
     budget = make_budget(SPEC, BLOCKS, cfg, DENSE)
     allowed = (1 - fraction) * cost_of(SPEC, BLOCKS, DENSE, key)
-    damage = {(i, group): torch.linspace(1, 0, getattr(DENSE[i], group) + 1) ** 2 * (1 + i) for i, group in budget.unit}
+    damage = {(i, g): torch.linspace(1, 0, getattr(DENSE[i], g) + 1) ** 2 * (1 + i) for i, g in budget.wanted()}
     sizes, _ = spend(budget, damage)
     assert allowed * 0.9 < cost_of(SPEC, BLOCKS, sizes, key) <= allowed
-    context = cost_of(SPEC, BLOCKS, matching_uniform(budget), key)
+    context = cost_of(SPEC, BLOCKS, uniform(budget, matching_fraction(budget)), key)
     assert context <= allowed
+    assert budget.speedup(sizes) is None
 
 
 def test_damage_is_interpolated_along_the_error_and_never_falls() -> None:
@@ -89,10 +106,11 @@ def test_damage_is_interpolated_along_the_error_and_never_falls() -> None:
 
 def test_plans_come_back(tmp_path: Path) -> None:
     sizes = (Sizes(40, 5, 9, 2), Sizes(128, 16, 16, 1))
-    write_plan(SizePlan(sizes, 0.25), BLOCKS, tmp_path)
-    assert read_plan(tmp_path / "plan.yaml", BLOCKS).sizes == sizes
+    write_plan(SizePlan(sizes, 1, 0.25), BLOCKS, tmp_path)
+    again = read_plan(tmp_path / "plan.yaml", BLOCKS, 1)
+    assert (again.sizes, again.tokens) == (sizes, 1)
     (tmp_path / "part.yaml").write_text("blocks: {blocks.1: {mlp: 8}}")
-    assert read_plan(tmp_path / "part.yaml", BLOCKS).sizes == (DENSE[0], Sizes(8, 16, 16, 2))
+    assert read_plan(tmp_path / "part.yaml", BLOCKS, 0).sizes == (DENSE[0], Sizes(8, 16, 16, 2))
 
 
 @pytest.mark.parametrize(
@@ -106,13 +124,14 @@ def test_plans_come_back(tmp_path: Path) -> None:
         ("blocks: {blocks.0: {mlp: 0}}", "give a number from 1 to 128"),
         ("blocks: {blocks.0: {mlp: 129}}", "give a number from 1 to 128"),
         ("blocks: {blocks.0: {mlp: 8.5}}", "give a number from 1 to 128"),
+        ("{blocks: {}, last_block_tokens: 1}", r"last_block_tokens=1; this model needs null \(all tokens\)"),
     ],
 )
 def test_broken_plans_are_refused_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(text)
     with pytest.raises(CorpError, match=sentence):
-        read_plan(path, BLOCKS)
+        read_plan(path, BLOCKS, 0)
 
 
 def run(sparsity: SparsityConfig, folder: Path | None = None) -> PruneConfig:
@@ -154,6 +173,87 @@ def test_a_budget_out_of_reach_is_told_before_any_long_work(key: str) -> None:
     asked: dict[str, Any] = {key: 0.97}
     with pytest.raises(CorpError, match=rf"sparsity\.{key}=0\.97 cannot be met: at most 0\.\d+ of this model"):
         prune(run(SparsityConfig(**asked)))
+
+
+def test_budgets_near_each_other_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[float, ...]] = []
+
+    def counted(*args: Any) -> list[Curve]:
+        measured.append(args[5])
+        return damage_curves(*args)
+
+    monkeypatch.setattr(plan, "damage_curves", counted)
+    first = prune(run(SparsityConfig(macs=0.45, curve_images=32)), cache=tmp_path).report
+    assert len(measured) == 1
+    again = prune(run(SparsityConfig(macs=0.45, curve_images=32)), cache=tmp_path).report
+    prune(run(SparsityConfig(macs=0.5, curve_images=32)), cache=tmp_path)
+    assert len(measured) == 1
+    assert again.blocks == first.blocks
+    prune(run(SparsityConfig(macs=0.2, curve_images=32)), cache=tmp_path)
+    assert measured == [ANCHORS[0.4], ANCHORS[0.2]]
+    prune(replace(run(SparsityConfig(macs=0.2, curve_images=32)), seed=1), cache=tmp_path)
+    assert len(measured) == 3
+    for path in tmp_path.glob("curves-*.json"):
+        path.write_text("{")
+    prune(run(SparsityConfig(macs=0.2, curve_images=32)), cache=tmp_path)
+    assert len(measured) == 4
+
+
+def test_tokens_that_the_head_never_reads_are_left_alone_in_the_last_block() -> None:
+    report = prune(run(SparsityConfig(macs=0.5, curve_images=32))).report
+    assert report.sparsity["last_block_tokens"] == 1
+    whole = prune(run(SparsityConfig(macs=0.5, curve_images=32, skip_unread=False))).report
+    assert whole.sparsity["last_block_tokens"] is None
+    assert whole.sparsity["predicted_kl"] > report.sparsity["predicted_kl"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "classes", "tokens"),
+    [
+        ({"macs": 0.3}, 7, 1),
+        ({"latency": 0.3}, 7, 1),
+        ({"macs": 0.3}, 0, None),
+        ({"params": 0.3}, 7, None),
+        ({"joint": 0.5}, 7, None),
+        ({"joint": 0.5, "skip_unread": True}, 7, 1),
+        ({"macs": 0.3, "skip_unread": False}, 7, None),
+    ],
+)
+def test_unread_tokens_are_skipped_where_that_serves(asked: dict[str, Any], classes: int, tokens: int | None) -> None:
+    model = variants.build("vit")
+    model.num_classes = classes  # type: ignore[assignment]
+    assert updated_tokens(model, SparsityConfig(**asked)) == tokens
+
+
+def test_a_head_that_reads_every_token_says_so() -> None:
+    model = variants.build("gap_no_class_token")
+    assert updated_tokens(model, SparsityConfig(macs=0.3)) is None
+    with pytest.raises(CorpError, match="skip_unread=true does not suit VisionTransformer: its head reads every token"):
+        updated_tokens(model, SparsityConfig(skip_unread=True))
+
+
+def test_a_latency_budget_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that shows MACs, a latency budget is a MACs budget."""
+
+    def seconds(models: dict[str, nn.Module], x: Tensor, *_: Any) -> dict[str, list[float]]:
+        assert (x.dtype, len(x)) == (torch.bfloat16, 5)
+        assert all(p.dtype == x.dtype for m in models.values() for p in m.parameters())
+        return {name: [1e-9 * count_macs(copy.deepcopy(m).to("meta"), x.shape[1:])] for name, m in models.items()}
+
+    monkeypatch.setattr(latency, "pass_seconds", seconds)
+    asked = SparsityConfig(latency=0.4, curve_images=32, latency_batch_size=5, latency_dtype="bfloat16")
+    report = prune(run(asked)).report
+    assert 39 < report.size["removed_percent"]["macs"] < 48
+    expected = report.size["dense"]["macs"] / report.size["pruned"]["macs"]
+    assert report.sparsity["predicted_speedup"] == pytest.approx(expected, rel=0.05)
+    with pytest.raises(CorpError, match=r"sparsity\.latency=0\.97 cannot be met: at most 0\.\d+ of this model"):
+        prune(run(replace(asked, latency=0.97)))
+
+
+def test_grids_reach_from_an_eighth_to_all() -> None:
+    assert latency.grid(768, 6) == (96, 224, 360, 496, 632, 768)
+    assert latency.grid(16, 4) == (2, 7, 8, 16)
+    assert latency.grid(1, 4) == (1,)
 
 
 def test_a_missing_plan_is_told_before_any_long_work(tmp_path: Path) -> None:

@@ -58,3 +58,16 @@ def test_summary_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["prune", "-m", *args, f"hydra.sweep.dir={tmp_path}"]) == 2
     assert "summary.csv cannot be written" in capsys.readouterr().err
     assert (tmp_path / "0/report.json").is_file()
+
+
+def test_a_family_of_budgets_calibrates_and_measures_curves_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = ["sparsity.macs=0.4,0.45,0.5", "evaluation.throughput_batches=0", "sparsity.curve_images=32"]
+    assert main(["prune", "-m", *QUICK, *jobs, f"hydra.sweep.dir={tmp_path}"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("statistics of 64 images read from") == 2
+    assert said.count("damage curves read from") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "multirun.yaml", "summary.csv"]
+    rows = read(tmp_path / "summary.csv")
+    assert int(rows[0]["macs"]) > int(rows[1]["macs"]) > int(rows[2]["macs"])

@@ -1,0 +1,96 @@
+"""`sparsity.latency`: what the sublayers of a model cost in time, measured on this device, batch and dtype."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from itertools import product
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from corp_cli import console
+from corp_cli.budget import Budget, Cost, free_groups
+from corp_cli.config import SparsityConfig
+from corp_cli.inputs import Inputs
+from corp_cli.models.adapter import resize_attention, resize_mlp
+from corp_cli.models.attention import AttentionSizes
+from corp_cli.models.blocks import Block, Sizes
+from corp_cli.models.streams import tokens
+from corp_cli.timing import pass_seconds
+
+POINTS = {"mlp": 6, "qk": 4, "vo": 4}  # sizes that are timed; others are interpolated
+PASSES, MAX_SECONDS = 20, 5.0  # of every module that is timed, in turns
+
+
+def latency_budget(inputs: Inputs, cfg: SparsityConfig, base: tuple[Sizes, ...], unread: int | None) -> Budget:
+    """The budget of `sparsity.latency`: a fraction of the dense model's forward pass to remove, in seconds.
+
+    The time of a model is taken as the sum over its sublayers plus what no size changes. Raises CorpError where the
+    smallest sizes take too long.
+    """
+    dtype = getattr(torch, cfg.latency_dtype)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(cfg.latency_batch_size, *inputs.spec.data["input_size"], generator=generator)
+    images = images.to(inputs.device, dtype)
+    model = copy.deepcopy(inputs.dense).to(dtype)
+    stream = torch.randn_like(tokens(model, images))
+    dense = median(pass_seconds({"dense": model}, images, PASSES, MAX_SECONDS)["dense"])
+    costs, whole, known = [], 0.0, {}
+    free = free_groups(inputs.blocks, base)
+    for i, block in enumerate(console.track(inputs.blocks, "latency", len(inputs.blocks))):
+        asks = unread if i == len(inputs.blocks) - 1 else None
+        for groups in (("mlp",), ("qk", "vo")):
+            allowed = tuple(group for group in groups if (i, group) in free)
+            if not allowed:
+                continue
+            key = base[i], block.sizes, allowed, asks
+            if key not in known:
+                known[key] = time_sublayer(model, block, base[i], allowed, asks, stream)
+            axes, values, whole_sublayer = known[key]
+            costs.append(Cost(i, allowed, axes, values))
+            whole += whole_sublayer
+    assert cfg.latency is not None
+    fixed = max(dense - whole, 0.0)
+    return Budget("latency", cfg.latency, dense, fixed, base, tuple(costs), cfg.round_to, unread).require_met()
+
+
+def time_sublayer(
+    model: nn.Module, block: Block, base: Sizes, groups: tuple[str, ...], asks: int | None, stream: Tensor
+) -> tuple[tuple[tuple[int, ...], ...], np.ndarray, float]:
+    """(sizes per group, seconds on their grid, seconds of the dense sublayer) of the attention or MLP of a block.
+
+    asks: how many leading tokens of `stream` the block updates; None: all.
+    """
+    axes = tuple(grid(getattr(base, group), POINTS[group]) for group in groups)
+    path = block.mlp if groups == ("mlp",) else block.attn
+    modules = {"dense": model.get_submodule(path)}
+    for sizes in product(*axes):
+        modules[str(sizes)] = resized(model, block, replace(base, **dict(zip(groups, sizes, strict=True))), path, asks)
+    seconds = {}
+    if groups == ("mlp",) and asks is not None:
+        seconds = pass_seconds({"dense": modules.pop("dense")}, stream, PASSES, MAX_SECONDS)
+        stream = stream[:, :asks]
+    seconds.update(pass_seconds(modules, stream, PASSES, MAX_SECONDS))
+    values = np.array([median(seconds[str(sizes)]) for sizes in product(*axes)])
+    return axes, values.reshape([len(axis) for axis in axes]), median(seconds["dense"])
+
+
+def grid(dense: int, points: int) -> tuple[int, ...]:
+    """About `points` sizes from an eighth of `dense` up to it, ascending; from 8 on in multiples of 8."""
+    sizes = {round(dense * (1 + 7 * i / (points - 1)) / 8) for i in range(points)}
+    return tuple(sorted({max(1, size if size < 8 else size // 8 * 8) for size in sizes} | {dense}))
+
+
+def resized(model: nn.Module, block: Block, sizes: Sizes, path: str, asks: int | None) -> nn.Module:
+    """The attention or MLP at `path`, as it would be at `sizes`, with random weights."""
+    holder = nn.Module()
+    holder.add_module("part", copy.deepcopy(model.get_submodule(path)))
+    alone = replace(block, attn="part", mlp="part")
+    if path == block.mlp:
+        return resize_mlp(holder, alone, sizes.mlp, True)
+    attn = resize_attention(holder, alone, AttentionSizes(sizes.heads, sizes.qk, sizes.vo, block.scale, True, True))
+    attn.queries = asks
+    return attn
