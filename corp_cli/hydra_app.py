@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shutil
 import sys
 import warnings
 from argparse import Namespace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Iterator, Sequence
 
@@ -28,7 +30,9 @@ from corp_cli.cli_errors import LAID_OVER, plain_errors
 from corp_cli.compose import config_dir, register, typed
 from corp_cli.config import SCHEMAS
 from corp_cli.errors import CorpError
-from corp_cli.output import require_room
+from corp_cli.output import STATE, require_room
+
+WRITES_NO_FOLDER = ("info", "check", "doctor")
 
 
 def parse_flags(command: str, args: Sequence[str]) -> Namespace:
@@ -46,6 +50,59 @@ def parse_flags(command: str, args: Sequence[str]) -> Namespace:
     return flags
 
 
+def spelled_out(args: Sequence[str]) -> list[str]:
+    """The `args` of corp check as overrides: FILE is report=FILE, and --against FILE is against=FILE."""
+    words, rest = [], iter(args)
+    for word in rest:
+        flag, equals, path = word.partition("=")
+        if flag == "--against":
+            path = path if equals else next(rest, "")
+            if not path or path.startswith("-"):
+                raise CorpError("--against needs a file, as in corp check report.json --against baseline.json")
+            word = f"against={quoted(path)}"
+        words.append(word)
+    bare = [word for word in parse_flags("check", words).overrides if "=" not in word and not word.startswith("~")]
+    if len(bare) > 1:
+        raise CorpError(f"corp check looks at one report at a time; name the baseline as --against {bare[1]}")
+    return [f"report={quoted(word)}" if word in bare else word for word in words]
+
+
+def resumed(args: Sequence[str]) -> list[str]:
+    """The `args` of corp prune, with resume=FOLDER spelled out: the saved config of that run, and its folder again."""
+    asked = [arg for arg in args if arg.startswith("resume=")]
+    if not asked:
+        return list(args)
+    folder = Path(asked[-1].partition("=")[2]).expanduser().absolute()
+    if not (folder / ".hydra/config.yaml").is_file():
+        raise CorpError(
+            f"resume={folder} holds no run to go on with; give the folder of a corp prune that was stopped."
+        )
+    if (folder / "report.json").is_file():
+        raise CorpError(f"resume={folder} holds a run that is done; there is nothing to go on with.")
+    if {"-m", "--multirun"}.intersection(args):
+        raise CorpError("resume goes on with one run; leave out --multirun.")
+    saved = ["--config-dir", str(folder / ".hydra"), "--config-name", "config", f"hydra.run.dir={quoted(str(folder))}"]
+    return [*saved, *(arg for arg in args if not arg.startswith("resume="))]
+
+
+def holds_state(output_dir: Path) -> bool:
+    """Whether an interrupted run left anything to go on with."""
+    return any((output_dir / STATE).glob("*.safetensors"))
+
+
+def dry(args: Sequence[str]) -> list[str]:
+    """The `args` of corp prune, with --dry-run spelled out as dry_run=true; then Hydra writes no files either."""
+    words = ["dry_run=true" if arg == "--dry-run" else arg for arg in args]
+    nothing = ["hydra.output_subdir=null", "hydra/job_logging=none"]
+    return [*words, *nothing] if "dry_run=true" in words else words
+
+
+def quoted(value: str) -> str:
+    """`value` as Hydra reads it literally."""
+    escaped = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), value)
+    return f'"{escaped}"'
+
+
 def config_loader(extra_dir: str | None) -> ConfigLoaderImpl:
     """Hydra's loader of corp's configs and, after them, of those in the folder given as --config-dir."""
     version.setbase("1.3")
@@ -58,6 +115,15 @@ def config_loader(extra_dir: str | None) -> ConfigLoaderImpl:
         where = f"file://{Path(extra_dir).resolve()}"
         search_path.prepend(provider="command-line", path=where, anchor=SearchPathQuery(provider="schema"))
     return ConfigLoaderImpl(search_path)
+
+
+def fits(command: str, group: str, choice: str, loader: ConfigLoaderImpl) -> bool:
+    """Whether `command` knows every key of a choice: `gate` has more of them in corp check than in corp prune."""
+    schema = {item.name: item.default_factory for item in fields(SCHEMAS[command])}.get(group)
+    found = loader.repository.load_config(f"{group}/{choice}")
+    if found is None or not (isinstance(schema, type) and is_dataclass(schema)):
+        return True
+    return {str(key) for key in found.config} <= {item.name for item in fields(schema)}
 
 
 def lay_over(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> None:
@@ -96,8 +162,8 @@ def check(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> tuple[boo
         warnings.filterwarnings("error", "provider=.* is not available", UserWarning)
         master = loader.load_configuration(name, flags.overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
         multirun = flags.multirun or master.hydra.mode == RunMode.MULTIRUN
-        if multirun and command == "info":
-            raise CorpError("corp info describes one checkpoint at a time; leave out --multirun.")
+        if multirun and command in WRITES_NO_FOLDER:
+            raise CorpError(f"corp {command} does one thing at a time; leave out --multirun.")
         if not multirun:
             job = loader.load_configuration(name, flags.overrides, RunMode.RUN)
             check_job(command, job)
@@ -106,7 +172,7 @@ def check(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> tuple[boo
                 check_job(command, loader.load_sweep_config(master, overrides))
         HydraConfig.instance().set_config(job if not multirun else master)
         output_dir = Path(master.hydra.sweep.dir if multirun else job.hydra.run.dir).absolute()
-    if command != "info":  # which writes nothing
+    if command not in WRITES_NO_FOLDER:
         require_room(output_dir, key="hydra.sweep.dir" if multirun else "hydra.run.dir")
     return multirun, next(folder for folder in (output_dir, *output_dir.parents) if folder.exists())
 

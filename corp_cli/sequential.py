@@ -24,33 +24,42 @@ from corp_cli.config import CompensationConfig, PruneConfig, RankerConfig
 from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
 from corp_cli.linalg.ridge import refit
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
+from corp_cli.models.attention_maps import AttentionMaps
 from corp_cli.models.blocks import Block, Sizes
-from corp_cli.models.streams import Sublayer, input_of, output_of, read_tokens, sublayers, tokens
+from corp_cli.models.kinds import rows_of
+from corp_cli.models.streams import enter, input_of, read_tokens, sublayers, through, tokens
+from corp_cli.models.sublayers import Sublayer
 from corp_cli.rank import Context, keep, rank_block
+from corp_cli.resume import Progress
 from corp_cli.statistics import BlockStatistics
 
 
 @dataclass
 class Stream:
-    """Inputs [B, N, D] of the block at hand, one tensor per batch, on the host: dense x and pruned x̂.
+    """Inputs [B, N, D] or [B, H, W, D] of the block at hand, one per batch, on the host: dense x and pruned x̂.
 
-    weights: how often each token counts at the output of each block, [L, B, N] per batch.
+    weights: how often each token counts at the output of each block, [L, B, N] per batch; None: every token once.
     """
 
     dense: list[Tensor]
     pruned: list[Tensor]
-    weights: list[Tensor]
+    weights: list[Tensor | None]
 
 
 def start_streams(
     model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], cfg: CompensationConfig
 ) -> Stream:
-    """The input of the first block, and the weights of its tokens, for every batch of images."""
-    found, weights = [], []
+    """The input of the first block, and the weights of its tokens, for every batch of images.
+
+    Where tokens keep a grid, every token counts once: no head reads single ones.
+    """
+    found: list[Tensor] = []
+    weights: list[Tensor | None] = []
     for images in batches:
         x = tokens(model, images)
         found.append(x.cpu())
-        weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu())
+        sequence = x.ndim == 3
+        weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu() if sequence else None)
     return Stream(found, list(found), weights)
 
 
@@ -75,15 +84,10 @@ def rollout_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg:
     batch, n, _ = x.shape
     attentions = []
     for block in blocks:
-        heads, d = block.sizes.heads, block.sizes.qk
-        if heads == 0:  # an attention that cannot be read: every token looks at itself
-            attentions.append(torch.eye(n).to(x).expand(batch, n, n))
-            x = model.get_submodule(block.name)(x)
-            continue
-        with output_of(model.get_submodule(f"{block.attn}.qkv")) as rows:
-            x = model.get_submodule(block.name)(x)
-        q, k = rows[0][..., : 2 * heads * d].unflatten(-1, (2, heads, d)).permute(2, 0, 3, 1, 4)
-        attentions.append((block.scale * q @ k.mT).softmax(-1).mean(1))
+        with AttentionMaps() as maps:
+            x = through(model, block, x)
+        itself = torch.eye(n).to(x).expand(batch, n, n)  # an attention that is computed otherwise
+        attentions.append(maps.found[0] if len(maps.found) == 1 else itself)
     reads = read_tokens(model)
     reached = x.new_zeros(batch, n)
     reached[:, : reads or n] = 1 / (reads or n)
@@ -98,13 +102,13 @@ TOKEN_WEIGHTS = {"uniform": uniform_weights, "class_token": class_token_weights,
 
 
 def target(branch: Sublayer, x: Tensor, x_hat: Tensor, dense: Tensor, own: Tensor, cfg: CompensationConfig) -> Tensor:
-    """What `branch.output` should give on x̂: own + α (dense - own) + β (x - x̂) / gain; all [B, N, D].
+    """What `branch.output` should give on x̂: own + α (dense - own) + β (x - x̂) / gain, in the order of own.
 
     dense and own are what the dense branch gives on x and on x̂. β acts on the stream, so it is divided by what
     multiplies the output on its way there; where that is no elementwise scale (a norm), β is left out.
     """
     y = own + cfg.alpha * (dense - own)
-    return y if branch.gain is None else y + cfg.beta * (x - x_hat) * inverse_gain(branch.gain)
+    return y if branch.gain is None else y + cfg.beta * branch.split(x - x_hat) * inverse_gain(branch.gain)
 
 
 def inverse_gain(gain: Tensor | float) -> Tensor | float:
@@ -142,17 +146,41 @@ def compensate_sequentially(
     groups: frozenset[str],
     cfg: PruneConfig,
     device: torch.device,
+    progress: Progress | None = None,
 ) -> tuple[nn.Module, Errors]:
-    """A copy of `model` cut to `sizes`, each block ranked and compensated on the stream of those before it."""
+    """A copy of `model` cut to `sizes`, each block ranked and compensated on the stream of those before it.
+
+    Blocks that `progress` holds are taken from there, and others are added to it.
+    """
     context = Context.seeded(cfg.seed, cfg.compensation.ridge_lambda)
     repair = Repair(model, copy.deepcopy(model), groups, cfg.ranker, cfg.compensation, context, device)
     stream = start_streams(model, blocks, batches, cfg.compensation)
     errors = []
     for i, block in enumerate(console.track(blocks, "compensate", len(blocks))):
-        found = repair_attention(repair, i, block, sizes[i], stream)
-        found.update(repair_mlp(repair, i, block, sizes[i], stream))
+        found = progress.read(i, block, repair.pruned) if progress else None
+        if found is not None:
+            walk(repair, block, stream)
+        else:
+            enter_block(repair, block, stream)
+            found = repair_attention(repair, i, block, sizes[i], stream)
+            found.update(repair_mlp(repair, i, block, sizes[i], stream))
+            if progress is not None:
+                progress.write(i, block, repair.pruned, model, found)
         errors.append(found)
     return repair.pruned.eval(), tuple(errors)
+
+
+def enter_block(repair: Repair, block: Block, stream: Stream) -> None:
+    """Both streams become the input of `block`."""
+    for i, x, x_hat in on_device(stream, repair.device):
+        stream.dense[i], stream.pruned[i] = (enter(repair.dense, block, t).cpu() for t in (x, x_hat))
+
+
+def token_weights(stream: Stream, batch: int, index: int, branch: Sublayer, x: Tensor) -> Tensor:
+    """How often each token counts that the module of a branch of block `index` sees of x; those filled up, never."""
+    given = stream.weights[batch]
+    weights = x.new_ones(x.shape[:-1]) if given is None else given[index].to(x)
+    return branch.split(weights[..., None])[..., 0]
 
 
 def on_device(stream: Stream, device: torch.device) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -162,16 +190,22 @@ def on_device(stream: Stream, device: torch.device) -> Iterator[tuple[int, Tenso
 
 
 def advance(stream: Stream, branch: Sublayer, device: torch.device) -> None:
-    """x̂ ← x̂ + post(branch(x̂)) with the pruned branch now in place."""
+    """x̂ ← what comes out behind the pruned branch now in place."""
     for i, x_hat in enumerate(stream.pruned):
         x_hat = x_hat.to(device)
-        stream.pruned[i] = (x_hat + branch.post(branch.branch(x_hat))).cpu()
+        stream.pruned[i] = branch.added(x_hat, branch.branch(x_hat)).cpu()
+
+
+def walk(repair: Repair, block: Block, stream: Stream) -> None:
+    """Both streams go through a block that was repaired before."""
+    stream.dense = [through(repair.dense, block, x.to(repair.device)).cpu() for x in stream.dense]
+    stream.pruned = [through(repair.pruned, block, x.to(repair.device)).cpu() for x in stream.pruned]
 
 
 def walk_past(repair: Repair, dense: Sublayer, stream: Stream) -> dict[str, GroupError]:
     """Both streams go through a branch that cannot be read, and so neither cut nor refitted."""
     for i, x, _ in on_device(stream, repair.device):
-        stream.dense[i] = (x + dense.post(dense.branch(x))).cpu()
+        stream.dense[i] = dense.added(x, dense.branch(x)).cpu()
     advance(stream, dense, repair.device)
     return {}
 
@@ -180,30 +214,31 @@ def observe_attention(
     repair: Repair, index: int, block: Block, dense: Sublayer, stream: Stream
 ) -> tuple[BlockStatistics, list[Tensor]]:
     """(statistics of the dense attention on x̂, what proj should give, per batch); meanwhile x advances past it."""
-    logits = RunningLogits(block, repair.home)
+    logits = None if "qk" in block.refusals else RunningLogits(block, repair.home)
     outputs = RunningMoments(dense.output.in_features, repair.home)
-    qkv = repair.dense.get_submodule(f"{block.attn}.qkv")
+    attn = repair.dense.get_submodule(block.attn)
     wanted = []
     for i, x, x_hat in on_device(stream, repair.device):
         on_dense = dense.branch(x)
-        with input_of(dense.output) as head_outputs, output_of(qkv) as rows:
+        with input_of(dense.output) as head_outputs, rows_of(attn) as rows:
             own = dense.branch(x_hat)
-        weights = stream.weights[i][index].to(repair.device)
-        logits.add(rows[0], weights)
-        outputs.add(head_outputs[0].flatten(0, 1), weights.flatten())
+        weights = token_weights(stream, i, index, dense, x)
+        if logits is not None:
+            logits.add(rows[0], weights)
+        outputs.add(head_outputs[0].flatten(0, -2), weights.flatten())
         wanted.append(target(dense, x, x_hat, on_dense, own, repair.cfg).cpu())
-        stream.dense[i] = (x + dense.post(on_dense)).cpu()
-    return BlockStatistics(logits=logits.result(), head_output=outputs.result()), wanted
+        stream.dense[i] = dense.added(x, on_dense).cpu()
+    return BlockStatistics(logits=None if logits is None else logits.result(), head_output=outputs.result()), wanted
 
 
 def joint_moments(repair: Repair, index: int, cut: Sublayer, stream: Stream, wanted: list[Tensor]) -> Moments:
     """Moments of the inputs of `cut.output` on x̂ and of what it should give, side by side."""
     joint = RunningMoments(cut.output.in_features + cut.output.out_features, repair.home)
-    for x_hat, y, weights in zip(stream.pruned, wanted, stream.weights, strict=True):
+    for i, _, x_hat in on_device(stream, repair.device):
         with input_of(cut.output) as inputs:
-            cut.branch(x_hat.to(repair.device))
-        pair = torch.cat([inputs[0], y.to(repair.device)], -1)
-        joint.add(pair.flatten(0, 1), weights[index].flatten().to(repair.device))
+            cut.branch(x_hat)
+        pair = torch.cat([inputs[0].flatten(0, -2), wanted[i].to(repair.device).flatten(0, -2)], -1)
+        joint.add(pair, token_weights(stream, i, index, cut, x_hat).flatten())
     return joint.result()
 
 
@@ -218,11 +253,11 @@ def repair_attention(repair: Repair, index: int, block: Block, sizes: Sizes, str
     groups = repair.groups - {"mlp"}
     kept = keep(rank_block(whole, found, block, groups, repair.ranker, repair.context), block, sizes).attn
     new = whole.attn
-    if kept is not None and found.logits is not None:
+    if kept is not None:
         heads, qk = kept.heads.to(home), kept.qk.to(home)
         v_bias = None if new.v_bias is None else new.v_bias[heads]
         new = replace(new, v=new.v[heads], v_bias=v_bias, proj=new.proj[:, heads])
-        if qk.shape[1] < block.sizes.qk:
+        if found.logits is not None and qk.shape[1] < block.sizes.qk:
             new, errors["qk"] = compensate_qk(new, found.logits, heads, qk, cfg)
         else:
             new = only_heads(new, heads)
@@ -254,8 +289,9 @@ def repair_mlp(repair: Repair, index: int, block: Block, sizes: Sizes, stream: S
         with input_of(dense.output) as hidden:
             own = dense.branch(x_hat)
         y = target(dense, x, x_hat, on_dense, own, repair.cfg)
-        joint.add(torch.cat([hidden[0], y], -1).flatten(0, 1), stream.weights[i][index].flatten().to(repair.device))
-        stream.dense[i] = (x + dense.post(on_dense)).cpu()
+        weights = token_weights(stream, i, index, dense, x)
+        joint.add(torch.cat([hidden[0], y], -1).flatten(0, -2), weights.flatten())
+        stream.dense[i] = dense.added(x, on_dense).cpu()
     moments = joint.result()
     fc2, bias = refit(whole.mlp.fc2, moments, repair.cfg.ridge_lambda)
     new = replace(whole.mlp, fc2=fc2, fc2_bias=bias)
