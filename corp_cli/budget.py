@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
@@ -56,21 +60,39 @@ def solve(choices: list[Choice], budget: float) -> tuple[list[int], float]:
     cost = np.concatenate([choice.cost for choice in choices])
     one_each = coo_array((np.ones(len(owner)), (owner, np.arange(len(owner)))), shape=(len(choices), len(owner)))
     scale = max(float(cost.max()), 1e-300)
-    found = milp(
-        damage,
-        constraints=[
-            LinearConstraint(one_each.tocsc(), 1, 1),
-            LinearConstraint(cost[None] / scale, -np.inf, budget / scale),
-        ],
-        integrality=np.ones(len(owner)),
-        bounds=Bounds(0, 1),
-        options={"time_limit": SECONDS, "mip_rel_gap": 1e-4},
-    )
+    with no_stdout():
+        found = milp(
+            damage,
+            constraints=[
+                LinearConstraint(one_each.tocsc(), 1, 1),
+                LinearConstraint(cost[None] / scale, -np.inf, budget / scale),
+            ],
+            integrality=np.ones(len(owner)),
+            bounds=Bounds(0, 1),
+            options={"time_limit": SECONDS, "mip_rel_gap": 1e-4},
+        )
     if found.x is None:
         raise RuntimeError(f"the solver found no plan within {SECONDS} s: {found.message}")
     starts = np.cumsum([0, *counts])
     taken = [int(np.argmax(found.x[a:b])) for a, b in pairwise(starts)]
     return taken, float(sum(choice.damage[i] for choice, i in zip(choices, taken, strict=True)))
+
+
+@contextmanager
+def no_stdout() -> Iterator[None]:
+    """While in force, nothing reaches stdout, where the solver prints lines for its own developers, whatever one asks."""
+    libc = ctypes.CDLL(None)
+    sys.stdout.flush()
+    libc.fflush(None)
+    kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    try:
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(null)
 
 
 @dataclass(frozen=True)

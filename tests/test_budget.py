@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from corp_cli import latency, plan
-from corp_cli.budget import Choice, cost_of, linear_costs, make_budget, matching_fraction, solve, spend, uniform
+from corp_cli.budget import (
+    Choice,
+    cost_of,
+    linear_costs,
+    make_budget,
+    matching_fraction,
+    no_stdout,
+    solve,
+    spend,
+    uniform,
+)
 from corp_cli.config import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
 from corp_cli.curves import ANCHORS, Curve, damage_curves, interpolate
 from corp_cli.errors import CorpError
@@ -66,6 +77,16 @@ def test_the_knapsack_finds_what_brute_force_finds(tables: list[list[tuple[int, 
 def test_a_budget_out_of_reach_is_refused() -> None:
     with pytest.raises(CorpError, match="budget cannot be met"):
         solve([Choice(0, ("mlp",), ((8,), (16,)), (1.0, 0.0), (8.0, 16.0))], 7.0)
+
+
+def test_the_solver_has_nothing_to_say_to_users(capfd: pytest.CaptureFixture[str]) -> None:
+    libc = ctypes.CDLL(None)
+    print("before")
+    with no_stdout():
+        libc.puts(b"a line for developers")
+    libc.puts(b"after")
+    libc.fflush(None)
+    assert capfd.readouterr().out == "before\nafter\n"
 
 
 @pytest.mark.parametrize("tokens", [None, 1])
@@ -238,7 +259,9 @@ def test_a_latency_budget_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
     def seconds(models: dict[str, nn.Module], x: Tensor, *_: Any) -> dict[str, list[float]]:
         assert (x.dtype, len(x)) == (torch.bfloat16, 5)
         assert all(p.dtype == x.dtype for m in models.values() for p in m.parameters())
-        return {name: [1e-9 * count_macs(copy.deepcopy(m).to("meta"), x.shape[1:])] for name, m in models.items()}
+        return {
+            name: [1e-9 * count_macs(copy.deepcopy(m).float().to("meta"), x.shape[1:])] for name, m in models.items()
+        }
 
     monkeypatch.setattr(latency, "pass_seconds", seconds)
     asked = SparsityConfig(latency=0.4, curve_images=32, latency_batch_size=5, latency_dtype="bfloat16")
