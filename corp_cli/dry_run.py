@@ -1,0 +1,118 @@
+"""`corp prune --dry-run`: what a run would cut, and about what it would take. Measures no damage, writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from corp_cli import console
+from corp_cli.budget import Budget, cost_of, matching_fraction, uniform
+from corp_cli.config import PruneConfig
+from corp_cli.estimate import Rates, measure_rates, peak_mib, stage_seconds
+from corp_cli.formats import require_packages
+from corp_cli.gate import require_labels
+from corp_cli.inputs import Inputs, load_inputs
+from corp_cli.memory import plain_memory_errors
+from corp_cli.models.blocks import GROUPS, Sizes
+from corp_cli.plan import SizePlan, make_target
+
+UNITS = {"macs": "MACs", "params": "parameters"}
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a run would do; `sizes` are those asked for, or, under a budget, uniform ones that would meet it."""
+
+    inputs: Inputs
+    target: SizePlan | Budget
+    sizes: tuple[Sizes, ...]
+    counts: dict[str, tuple[int, int]]  # parameters and MACs of one image: dense, pruned
+    rates: Rates
+    seconds: dict[str, float]  # by stage, estimated
+    peak_mib: dict[str, float | None]  # host and device, estimated
+
+
+def foresee(cfg: PruneConfig) -> Outlook:
+    """Load what the run would load, count, and time a forward pass. Raises CorpError where the run would."""
+    watch = console.Stopwatch()
+    with watch("load"):
+        require_packages(cfg.export)
+        inputs = load_inputs(cfg)
+        require_labels(cfg.gate, inputs.evaluation.labelled)
+        target = make_target(inputs, cfg)
+    sizes = uniform(target, matching_fraction(target)) if isinstance(target, Budget) else target.sizes
+    dense = tuple(block.sizes for block in inputs.blocks)
+    counts = {}
+    for kind, label in (("params", "parameters"), ("macs", "MACs")):
+        before = cost_of(inputs.spec, inputs.blocks, dense, kind)
+        counts[label] = before, cost_of(inputs.spec, inputs.blocks, sizes, kind, target.tokens)
+    rates = measure_rates(inputs, cfg)
+    seconds = watch.seconds | stage_seconds(inputs, cfg, target, sizes, rates)
+    return Outlook(inputs, target, sizes, counts, rates, seconds, peak_mib(inputs, cfg, target, sizes, rates))
+
+
+def cuts(outlook: Outlook) -> Table:
+    """Kept of dense units by group; a row for every run of blocks that are alike."""
+    table = Table("blocks", *GROUPS)
+    rows: list[tuple[list[str], list[str]]] = []
+    for block, sizes in zip(outlook.inputs.blocks, outlook.sizes, strict=True):
+        pairs = [(getattr(sizes, group), getattr(block.sizes, group)) for group in GROUPS]
+        cells = [f"{kept} of {dense}" if kept != dense else f"{dense}" for kept, dense in pairs]
+        if not rows or rows[-1][1] != cells:
+            rows.append(([], cells))
+        rows[-1][0].append(block.name)
+    for names, cells in rows:
+        table.add_row(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", *cells)
+    return table
+
+
+def budget_line(budget: Budget) -> str:
+    """The limit, and that sizes are chosen later."""
+    allowed = (1 - budget.fraction) * budget.dense
+    if budget.kind == "latency":
+        limit = f"{1e3 * allowed:.3g} ms of {1e3 * budget.dense:.3g} ms for a forward pass, timed here"
+    else:
+        limit = f"{allowed:,.0f} of {budget.dense:,.0f} {UNITS[budget.kind]}"
+    return (
+        f"sparsity.{budget.kind}={budget.fraction:g} leaves at most {limit}. The run chooses the sizes of every block "
+        f"after it has measured damage; {100 * matching_fraction(budget):.0f}% of every group alike would meet it:"
+    )
+
+
+def lines(outlook: Outlook, cfg: PruneConfig) -> list[str]:
+    """What stands below the table."""
+    inputs, rates = outlook.inputs, outlook.rates
+    found = []
+    for label, (dense, pruned) in outlook.counts.items():
+        found.append(f"{label:<11} {dense:,} before, {pruned:,} after ({100 * (pruned / dense - 1):+.1f}%)")
+    if outlook.target.tokens is not None:
+        found.append(f"{'':<11} the last block updates only tokens that the head reads: {outlook.target.tokens}")
+    judged = "labelled" if inputs.evaluation.labelled else "without labels"
+    overlap = "none of them calibrated on" if inputs.held_out else "some or all of them calibrated on"
+    stages = ", ".join(f"{name} {console.duration(value)}" for name, value in outlook.seconds.items() if value >= 0.05)
+    device = outlook.peak_mib["device"]
+    on_device = "" if device is None else f", {device:,.0f} MiB on {inputs.device}"
+    return [
+        *found,
+        f"{'calibration':<11} {len(inputs.calibration)} images of {inputs.calibration.source}",
+        f"{'evaluation':<11} {len(inputs.evaluation)} images of {inputs.evaluation.source}, {judged}, {overlap}",
+        f"{'time':<11} estimate: {console.duration(sum(outlook.seconds.values()))} ({stages})",
+        f"{'memory':<11} estimate: {outlook.peak_mib['host']:,.0f} MiB at the peak{on_device}",
+        *(f"{'left alone':<11} {line}" for line in inputs.skipped),
+        f"Estimates go by a forward pass timed here, {1e3 * rates.forward:.3g} ms per image on {inputs.device}. Expect "
+        "them to be off by a factor of two, by more where the machine is busy. What a cache holds already saves time.",
+    ]
+
+
+def run(cfg: PruneConfig) -> None:
+    """`corp prune --dry-run`: print what would be done."""
+    with plain_memory_errors():
+        outlook = foresee(cfg)
+    out = console.out()
+    out.print(f"{cfg.model.name}, {cfg.recipe} recipe: a dry run, nothing is written.", markup=False)
+    if isinstance(outlook.target, Budget):
+        out.print(budget_line(outlook.target), markup=False)
+    out.print(cuts(outlook))
+    for line in lines(outlook, cfg):
+        out.print(line, markup=False)
