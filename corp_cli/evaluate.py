@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
+from corp_cli.features import RunningFeatures
 from corp_cli.metrics import Evaluation, RunningMetrics
 from corp_cli.timing import throughput
 
@@ -23,30 +24,38 @@ class Findings:
     images_per_second: dict[str, float] | None
 
 
+Running = RunningMetrics | RunningFeatures
+
+
+def running(model: nn.Module) -> Running:
+    """What takes in the outputs of `model`: logits, or features where it has no classifier."""
+    return RunningFeatures() if getattr(model, "num_classes", None) == 0 else RunningMetrics()
+
+
 @torch.inference_mode()
 def measure(
     models: dict[str, nn.Module], batches: Iterable[tuple[Tensor, Tensor]], reference: str | None = "dense"
-) -> dict[str, RunningMetrics]:
+) -> dict[str, Running]:
     """All `models` on the same batches in one pass, so that images are decoded once.
 
     Fidelity is to the model named `reference`, if any. Raises CorpError when outputs are not finite.
     """
-    metrics = {name: RunningMetrics() for name in models}
+    metrics = {name: running(model) for name, model in models.items()}
     for images, labels in batches:
-        logits = {name: model(images) for name, model in models.items()}
-        for name, running in metrics.items():
+        logits = {name: model(images).cpu() for name, model in models.items()}
+        for name, found in metrics.items():
             if not logits[name].isfinite().all():
                 raise CorpError(
                     f"The {name} model gives NaN or infinite outputs on the evaluation images; check its weights and "
                     "the preprocessing of the images."
                 )
-            running.add(logits[name], labels, logits[reference] if reference else None)
+            found.add(logits[name], labels, logits[reference] if reference else None)
     return metrics
 
 
 def evaluate(models: dict[str, nn.Module], batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Evaluation]:
     """What `measure` finds, summed up."""
-    return {name: running.result() for name, running in measure(models, batches).items()}
+    return {name: found.result() for name, found in measure(models, batches).items()}
 
 
 def judge(
@@ -56,7 +65,7 @@ def judge(
     metrics = measure(models, batches)
     timed = {name: models[name] for name in ("dense", "pruned")}
     return Findings(
-        {name: running.result() for name, running in metrics.items()},
+        {name: found.result() for name, found in metrics.items()},
         metrics["dense"].labelled(),
         len(probe),
         throughput(timed, probe, repeats) if repeats else None,

@@ -153,8 +153,8 @@ def evaluate_command(cfg: EvaluateConfig, output_dir: Path) -> dict[str, Any]:
         "warnings": warnings,
     }
     write_json(content, output_dir / EVALUATION)
-    if metrics["model"].labelled():
-        write_per_class(metrics["model"].per_class(), output_dir / PER_CLASS)
+    if rows := metrics["model"].per_class():
+        write_per_class(rows, output_dir / PER_CLASS)
     return content
 
 
@@ -197,6 +197,9 @@ def table(content: dict[str, Any]) -> Table:
         ("calibration error", "calibration_error", "{:.1f}%"),
         ("agreement", "agreement", "{:.1f}%"),
         ("KL to reference", "kl", "{:.3f}"),
+        ("k-NN top-1", "knn_top1", "{:.1f}%"),
+        ("cosine to reference", "cosine", "{:.4f}"),
+        ("CKA with reference", "cka", "{:.4f}"),
     )
     for label, key, form in rows:
         if results["model"][key] is None:
@@ -205,7 +208,7 @@ def table(content: dict[str, Any]) -> Table:
         for name, result in results.items():
             interval = result.get(f"{key}_interval")
             spread = f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else ""
-            itself = name == "reference" and key in ("agreement", "kl")
+            itself = name == "reference" and key in ("agreement", "kl", "cosine", "cka")
             cells.append("" if itself else form.format(result[key]) + spread)
         found.add_row(label, *cells)
     if content["throughput"]:
@@ -221,10 +224,9 @@ def run(cfg: EvaluateConfig, output_dir: Path) -> None:
     out, images = console.out(), content["images"]
     out.print(table(content))
     out.print(f"Images seen at {describe(content['model']['data'])}.", markup=False)
-    out.print(
-        f"{images['images']} images of {images['source']}, {images['labelled_images']} of them labelled. "
-        "Intervals are Wilson's at 95%.",
-        markup=False,
-    )
-    files = f"{EVALUATION} and {PER_CLASS}" if images["labelled_images"] else EVALUATION
+    scored = content["results"]["model"]["top1"] is not None
+    intervals = " Intervals are Wilson's at 95%." if scored else ""
+    labelled = f"{images['labelled_images']} of them labelled.{intervals}"
+    out.print(f"{images['images']} images of {images['source']}, {labelled}", markup=False)
+    files = f"{EVALUATION} and {PER_CLASS}" if scored else EVALUATION
     out.print(f"Wrote {files} to {output_dir}.", markup=False)

@@ -16,7 +16,8 @@ BINS = 15  # of confidence, for the calibration error
 class Evaluation:
     """One model on one set of images; percentages in [0, 100], KL and loss in nats per image.
 
-    Fidelity is None without a reference, the rest None without labels.
+    Fidelity is None without a reference, the rest None without labels. A model without a classifier has the last three
+    in place of the others (corp_cli.features).
     """
 
     agreement: float | None  # same top-1 class as the reference
@@ -27,6 +28,9 @@ class Evaluation:
     top5_interval: tuple[float, float] | None = None
     loss: float | None = None  # cross entropy
     calibration_error: float | None = None  # expected |confidence - accuracy| over 15 bins of confidence, percent
+    cosine: float | None = None  # mean cosine of the features to the reference's
+    cka: float | None = None  # linear CKA with the reference's features
+    knn_top1: float | None = None  # leave-one-out k-NN among the labelled images
 
 
 @dataclass(frozen=True)

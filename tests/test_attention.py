@@ -1,4 +1,4 @@
-"""PrunedAttention: against a float64 oracle, and under everything that users do to a module."""
+"""PlainAttention: against a float64 oracle, and under everything that users do to a module."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import torch
 from timm.layers import Attention
 from torch import Tensor
 
-from corp_cli.models.attention import AttentionSizes, PrunedAttention
+from corp_cli.models.attention import AttentionSizes, PlainAttention
 from tests import reference
 
 SIZES = [(2, 3, 5), (3, 8, 4), (1, 4, 4)]  # heads, qk, vo
 
 
-def attention(heads: int, qk: int, vo: int, bias: bool = True) -> PrunedAttention:
+def attention(heads: int, qk: int, vo: int, bias: bool = True) -> PlainAttention:
     torch.manual_seed(heads)
     dense = Attention(12, num_heads=3, qkv_bias=bias)
-    return PrunedAttention(dense, AttentionSizes(heads, qk, vo, 0.3, bias, True)).eval()
+    return PlainAttention(dense, AttentionSizes(heads, qk, vo, 0.3, bias, True)).eval()
 
 
 @pytest.mark.parametrize("sizes", SIZES)

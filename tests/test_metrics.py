@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,8 @@ from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
 from corp_cli.evaluate import measure
-from corp_cli.metrics import ClassResult, RunningMetrics, wilson
+from corp_cli.features import RunningFeatures
+from corp_cli.metrics import ClassResult, Evaluation, RunningMetrics, wilson
 
 
 def of(logits: Tensor, labels: Tensor, reference: Tensor | None = None) -> RunningMetrics:
@@ -124,3 +127,57 @@ def test_outputs_that_are_not_finite_are_refused_by_name() -> None:
     batches = [(torch.randn(2, 3), torch.tensor([0, 1]))]
     with pytest.raises(CorpError, match=r"The pruned model gives NaN"):
         measure({"dense": nn.Identity(), "pruned": Broken()}, batches)
+
+
+# --- features, of models without a classifier -------------------------------------------------------------------
+
+
+def features_of(features: Tensor, labels: Tensor, reference: Tensor | None = None) -> Evaluation:
+    running = RunningFeatures()
+    for part in torch.arange(len(features)).split(7):  # batches add up
+        running.add(features[part], labels[part], None if reference is None else reference[part])
+    assert running.labelled() == int((labels.reshape(len(labels), -1)[:, 0] >= 0).sum())
+    return running.result()
+
+
+@pytest.mark.parametrize("width", [5, 50])  # fewer and more features than images
+def test_cka_knows_no_rotation_scale_or_shift(width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(20, width, generator=generator) for _ in range(2))
+    turned = 3 * x @ torch.linalg.qr(torch.randn(width, width, generator=generator))[0] + 7
+    nothing = torch.full((20,), -1)
+    assert features_of(turned, nothing, x).cka == pytest.approx(1, abs=1e-5)
+    centred_x, centred_y = (t.double() - t.double().mean(0) for t in (x, noise))
+    gram_x, gram_y = centred_x @ centred_x.T, centred_y @ centred_y.T
+    expected = float((gram_x * gram_y).sum() / (gram_x.norm() * gram_y.norm()))
+    found = features_of(noise, nothing, x)
+    assert found.cka == pytest.approx(expected)
+    assert found.cosine is not None
+    assert found.cosine == pytest.approx(float(torch.cosine_similarity(noise, x).mean()), abs=1e-6)
+    assert (found.agreement, found.kl, found.top1, found.knn_top1) == (None, None, None, None)
+
+
+def test_cka_of_features_that_do_not_vary() -> None:
+    x = torch.ones(4, 3)
+    assert features_of(x, torch.full((4,), -1), x).cka is None
+
+
+def test_knn_leaves_the_image_itself_out() -> None:
+    """Pairs of a class lie close together, one image has a class of its own, and one none: 4 of 5."""
+    features = torch.tensor([[1.0, 0.01], [1.0, 0.0], [0.0, 1.0], [0.01, 1.0], [-1.0, 0.1], [5.0, 5.0]])
+    labels = torch.tensor([0, 0, 1, 1, 2, -1])
+    assert features_of(features, labels).knn_top1 == 80
+    assert features_of(features, torch.stack([labels, -torch.ones(6).long()], 1)).knn_top1 == 80
+
+
+def test_knn_against_a_slow_computation() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, labels = torch.randn(60, 4, generator=generator), torch.randint(3, (60,), generator=generator)
+    x[:, 0] += labels
+    hits = 0
+    for i in range(60):
+        similar = torch.cosine_similarity(x[i : i + 1].double(), x.double())
+        nearest = [j for j in similar.argsort(descending=True).tolist() if j != i][:20]
+        votes = [sum(math.exp(float(similar[j]) / 0.07) for j in nearest if labels[j] == c) for c in range(3)]
+        hits += votes.index(max(votes)) == int(labels[i])
+    assert features_of(x, labels).knn_top1 == pytest.approx(100 * hits / 60)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from corp_cli.config import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
-from corp_cli.models.streams import head, logits_from, read_tokens, sublayers, tokens
+from corp_cli.models.streams import enter, head, logits_from, read_tokens, sublayers, tokens
 from corp_cli.rank import check_supported, uniform_sizes
 from corp_cli.sequential import compensate_sequentially, inverse_gain, start_streams
 from tests import variants
@@ -37,8 +37,9 @@ def test_streams_lead_from_images_to_the_logits_of_the_model(variant: str) -> No
     with torch.no_grad():
         stream = tokens(model, x)
         for block in blocks_of(model):
+            stream = enter(model, block, stream)
             for branch in sublayers(model, block):
-                stream = stream + branch.post(branch.branch(stream))
+                stream = branch.added(stream, branch.branch(stream))
         torch.testing.assert_close(head(model, stream), logits(model, x), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(logits_from(model, tokens(model, x), blocks_of(model)), logits(model, x))
 
@@ -106,6 +107,7 @@ def test_token_weights(kind: str, variant: str) -> None:
     cfg = CompensationConfig(token_weights=kind, class_token_weight=5, token_floor=0.25)
     with torch.no_grad():
         (weights,) = start_streams(model, blocks_of(model), [x], cfg).weights
+    assert weights is not None
     assert weights.shape == (2, 4, tokens(model, x).shape[1])
     if kind == "rollout":
         torch.testing.assert_close(weights.mean(-1), torch.ones(2, 4))  # what is read is shared out, not made

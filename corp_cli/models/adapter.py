@@ -1,4 +1,4 @@
-"""Adapter for timm's VisionTransformer family: model ↔ Blocks and weights. Does no maths."""
+"""Adapter for timm's vision transformers: model ↔ Blocks and weights. Does no maths."""
 
 from __future__ import annotations
 
@@ -6,26 +6,50 @@ from typing import cast
 
 import torch
 from timm.layers import GluMlp, Mlp, SwiGLU
-from timm.models.vision_transformer import Attention
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
 from corp_cli.models.attention import AttentionSizes, PrunedAttention
 from corp_cli.models.blocks import ATTENTION_GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
+from corp_cli.models.kinds import KINDS, assign_per_head, per_head, qkv_rows, refused, unreadable
+
+REFUSED = {
+    "ByobNet": "is built of convolutions (in MobileViT, with small transformers between them)",
+    "Levit": "norms the queries, keys and values of its attention over the batch",
+    "LevitDistilled": "norms the queries, keys and values of its attention over the batch",
+    "MultiScaleVit": "pools queries, keys and values over space inside of its attention",
+    "PyramidVisionTransformerV2": "has convolutions inside of its attention and its MLP",
+    "SwinTransformerV2Cr": "is built otherwise than timm's other Swin transformers; corp prunes swin_* and swinv2_*",
+}
 
 
 def blocks_of(model: nn.Module) -> tuple[Block, ...]:
     """The transformer blocks of `model`, first to last. Raises CorpError where there are none that corp can read."""
-    children = getattr(model, "blocks", None)
-    if not isinstance(children, nn.Sequential | nn.ModuleList) or len(children) == 0:
+    names = block_names(model)
+    if not names:
+        kind = type(model).__name__
         raise CorpError(
-            f"{type(model).__name__} has no `blocks` of attention and MLP; "
-            "corp prunes timm's VisionTransformer family (ViT, DeiT, DeiT-III, DINOv2, SigLIP, CLIP towers)."
+            f"{kind} {REFUSED.get(kind, 'has no `blocks` of attention and MLP')}, so corp cannot prune it; the README "
+            "lists the families of timm that it prunes (ViT, DeiT, DINO, EVA-02, SigLIP, CLIP, BEiT, Swin, SAM)."
         )
-    return tuple(_read_block(f"blocks.{i}", child) for i, child in enumerate(children))
+    return tuple(_read_block(model, name) for name in names)
 
 
-def _read_block(name: str, module: nn.Module) -> Block:
+def block_names(model: nn.Module) -> list[str]:
+    """The paths of the blocks, first to last; none where corp does not know where they are."""
+    children = getattr(model, "blocks", None)
+    if isinstance(children, nn.Sequential | nn.ModuleList):
+        return [f"blocks.{i}" for i in range(len(children))]
+    if isinstance(model, SwinTransformer | SwinTransformerV2):
+        stages = enumerate(cast(nn.Sequential, model.layers))
+        return [f"layers.{i}.blocks.{j}" for i, stage in stages for j in range(len(cast(nn.Sequential, stage.blocks)))]
+    return []
+
+
+def _read_block(model: nn.Module, name: str) -> Block:
+    module = model.get_submodule(name)
     attn, mlp = getattr(module, "attn", None), getattr(module, "mlp", None)
     refusals: dict[str, str] = {}
     if not isinstance(attn, nn.Module) or not isinstance(mlp, nn.Module):
@@ -35,35 +59,22 @@ def _read_block(name: str, module: nn.Module) -> Block:
         )
     heads = qk = vo = 0
     scale = 1.0
-    refusal = _refuse_attention(attn)
+    refusal = unreadable(attn)
     if refusal:
         refusals.update(dict.fromkeys(ATTENTION_GROUPS, refusal))
     elif isinstance(attn, PrunedAttention):
         heads, qk, vo, scale = attn.num_heads, attn.qk_dim, attn.v_dim, attn.scale
     else:
-        heads, scale = cast(int, attn.num_heads), cast(float, attn.scale)
-        qk = vo = cast(nn.Linear, attn.qkv).out_features // (3 * heads)
-    if not refusal and not isinstance(attn.q_norm, nn.Identity):
-        refusals["qk"] = "q_norm and k_norm normalise over all query/key dimensions"
-    if not refusal and not isinstance(getattr(attn, "norm", nn.Identity()), nn.Identity):
-        refusals.update(dict.fromkeys(("vo", "heads"), "attn.norm normalises over all head outputs"))
+        heads, scale = cast(int, attn.num_heads), cast(float, getattr(attn, "scale", 1.0))
+        qk = vo = _linear(attn, "proj").in_features // heads
+    if not refusal:
+        refusals.update(refused(attn, model))
     mlp_refusal = _refuse_mlp(mlp)
     if mlp_refusal:
         refusals["mlp"] = mlp_refusal
     hidden = 0 if mlp_refusal else _fc2(mlp).in_features
-    return Block(name, f"{name}.attn", f"{name}.mlp", Sizes(hidden, qk, vo, heads), scale, refusals)
-
-
-def _refuse_attention(attn: nn.Module) -> str | None:
-    if isinstance(attn, PrunedAttention):
-        return None
-    kind = type(attn).__name__
-    if getattr(attn, "gate", None) is not None:
-        return f"{kind} gates its output"
-    if type(attn) is not Attention:
-        rotary = " (rotary positions mix the dimensions of a head)" if "Rope" in kind or kind == "EvaAttention" else ""
-        return f"{kind} is not plain multi-head attention{rotary}"
-    return None
+    place = f"{name.rpartition('.')[0]}, window {getattr(module, 'window_size', None)}"
+    return Block(name, f"{name}.attn", f"{name}.mlp", Sizes(hidden, qk, vo, heads), scale, refusals, place)
 
 
 def _refuse_mlp(mlp: nn.Module) -> str | None:
@@ -108,15 +119,15 @@ def block_weights(model: nn.Module, block: Block) -> BlockWeights:
 def attention_weights(model: nn.Module, block: Block) -> AttentionWeights:
     """The projections of a block's attention, split by head, in float64."""
     attn = model.get_submodule(block.attn)
-    qkv, proj, s = _linear(attn, "qkv"), _linear(attn, "proj"), block.sizes
+    (weight, qkv_bias), proj, s = qkv_rows(attn), _linear(attn, "proj"), block.sizes
     widths, rows = (s.qk, s.qk, s.vo), [s.heads * s.qk, s.heads * s.qk, s.heads * s.vo]
-    weight = _double(qkv.weight).split(rows)
-    q, k, v = (part.reshape(s.heads, width, -1) for part, width in zip(weight, widths, strict=True))
+    parts = _double(weight).split(rows)
+    q, k, v = (part.reshape(s.heads, width, -1) for part, width in zip(parts, widths, strict=True))
     q_bias: Tensor | None = None
     k_bias: Tensor | None = None
     v_bias: Tensor | None = None
-    if qkv.bias is not None:
-        bias = _double(qkv.bias).split(rows)
+    if qkv_bias is not None:
+        bias = _double(qkv_bias).split(rows)
         q_bias, k_bias, v_bias = (part.reshape(s.heads, width) for part, width in zip(bias, widths, strict=True))
     return AttentionWeights(
         q,
@@ -127,6 +138,7 @@ def attention_weights(model: nn.Module, block: Block) -> AttentionWeights:
         v_bias,
         _double(proj.weight).reshape(-1, s.heads, s.vo),
         None if proj.bias is None else _double(proj.bias),
+        per_head(attn),
     )
 
 
@@ -138,12 +150,13 @@ def replace_attention(model: nn.Module, block: Block, weights: AttentionWeights)
     rows = torch.cat([part.flatten(0, 1) for part in (weights.q, weights.k, weights.v)])
     _assign(attn.qkv, rows, _stack((weights.q_bias, weights.k_bias, weights.v_bias)))
     _assign(attn.proj, weights.proj.flatten(1), weights.proj_bias)
+    assign_per_head(attn, weights.per_head)
 
 
 def resize_attention(model: nn.Module, block: Block, sizes: AttentionSizes) -> PrunedAttention:
     """Put an uninitialised PrunedAttention of these sizes in the place of the block's attention."""
     dense = model.get_submodule(block.attn)
-    attn = PrunedAttention(dense, sizes).train(dense.training)
+    attn = KINDS[type(dense)].pruned(dense, sizes).train(dense.training)
     parent, _, name = block.attn.rpartition(".")
     setattr(model.get_submodule(parent), name, attn)
     return attn

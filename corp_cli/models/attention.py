@@ -1,12 +1,17 @@
-"""The attention module of a pruned block: number of heads, q/k width, v width and scale are free."""
+"""The attention modules of pruned blocks: number of heads, q/k width, v width and scale are free."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.jit._trace import is_tracing
+
+# torch < 2.7 cannot tell torch.export from torch.compile
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
 @dataclass(frozen=True)
@@ -24,33 +29,41 @@ class AttentionSizes:
 class PrunedAttention(nn.Module):
     """softmax(scale · QKᵀ) V for H heads with q, k of width `qk_dim` and v of width `v_dim`, then proj.
 
-    Takes the place of timm's Attention, in whose forward the scale is implied by the head width: after pruning that
+    Takes the place of timm's attention, in whose forward the scale is implied by the head width: after pruning that
     would silently change the temperature, so here it is stored and passed on. Queries, keys and values come from one
-    Linear with rows ordered q, k, v and by head within each, as in timm.
+    Linear with rows ordered q, k, v and by head within each, as in timm. What is done to them before the product, and
+    what a block passes along, differs: every kind of attention has a class with a `forward` of its own.
     """
+
+    PER_HEAD: ClassVar[dict[str, int]] = {}  # tensors with an entry for every head → which of their dimensions it is
 
     def __init__(self, dense: Any, sizes: AttentionSizes) -> None:
         """`dense` is the attention replaced: norms and dropouts are taken over from it as they are."""
         super().__init__()
         self.num_heads, self.qk_dim, self.v_dim, self.scale = sizes.heads, sizes.qk, sizes.vo, sizes.scale
-        like = {"device": dense.qkv.weight.device, "dtype": dense.qkv.weight.dtype}
+        self.queries: int | None = None  # only so many leading tokens ask and are answered; None: all
+        like = {"device": dense.proj.weight.device, "dtype": dense.proj.weight.dtype}
+        inputs = (dense.q_proj if dense.qkv is None else dense.qkv).in_features
         rows, outputs = sizes.heads * (2 * sizes.qk + sizes.vo), sizes.heads * sizes.vo
-        self.qkv = nn.Linear(dense.qkv.in_features, rows, bias=sizes.qkv_bias, **like)
-        self.q_norm, self.k_norm = dense.q_norm, dense.k_norm
+        self.qkv = nn.Linear(inputs, rows, bias=sizes.qkv_bias, **like)
+        self.q_norm, self.k_norm = (getattr(dense, name, nn.Identity()) for name in ("q_norm", "k_norm"))
         self.attn_drop = dense.attn_drop
         self.norm = getattr(dense, "norm", nn.Identity())
         self.proj = nn.Linear(outputs, dense.proj.out_features, bias=sizes.proj_bias, **like)
         self.proj_drop = dense.proj_drop
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """x [B, N, D] → [B, N, O]."""
-        batch, tokens, _ = x.shape
-        qk, vo = self.num_heads * self.qk_dim, self.num_heads * self.v_dim
-        q, k, v = self.qkv(x).split([qk, qk, vo], dim=-1)
-        q, k, v = (t.reshape(batch, tokens, self.num_heads, -1).transpose(1, 2) for t in (q, k, v))
-        q, k = self.q_norm(q), self.k_norm(k)
-        if x.device.type == "cpu" and self.qk_dim != self.v_dim:
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, N, D] → q, k [B, H, N, dq], normed where the attention does so, and v [B, H, N, dv]."""
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in self.project(x))
+        return self.q_norm(q), self.k_norm(k), v
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """proj(softmax(scale · QKᵀ + attn_mask) V), [B, N, O]."""
+        if q.device.type == "cpu" and self.qk_dim != self.v_dim and not (is_exporting() or is_tracing()):
             # PyTorch's fast CPU kernel wants equal widths; zeros change nothing and cost less than its slow path.
+            # A graph that is exported runs elsewhere, where they would cost time.
             width = max(self.qk_dim, self.v_dim)
             q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
         out = F.scaled_dot_product_attention(
@@ -62,10 +75,32 @@ class PrunedAttention(nn.Module):
             is_causal=is_causal,
             scale=self.scale,
         )[..., : self.v_dim]
-        out = self.norm(out.transpose(1, 2).reshape(batch, tokens, vo))
+        out = self.norm(out.transpose(1, 2).flatten(2))
         projected: Tensor = self.proj_drop(self.proj(out))
         return projected
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, N, D] → q [B, `queries` or N, H dq], k [B, N, H dq], v [B, N, H dv]."""
+        qk, vo = self.num_heads * self.qk_dim, self.num_heads * self.v_dim
+        if self.queries is None:
+            q, k, v = self.qkv(x).split([qk, qk, vo], dim=-1)
+            return q, k, v
+        weight, bias = self.qkv.weight, self.qkv.bias
+        q = F.linear(x[:, : self.queries], weight[:qk], None if bias is None else bias[:qk])
+        k, v = F.linear(x, weight[qk:], None if bias is None else bias[qk:]).split([qk, vo], dim=-1)
+        return q, k, v
 
     def extra_repr(self) -> str:
         """Sizes, for print(model)."""
         return f"num_heads={self.num_heads}, qk_dim={self.qk_dim}, v_dim={self.v_dim}, scale={self.scale:.6g}"
+
+
+class PlainAttention(PrunedAttention):
+    """softmax(scale · QKᵀ) V and nothing else; the Attention of timm's VisionTransformer."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """x [B, N, D] → [B, N, O], or [B, `queries`, O] where only those ask."""
+        q, k, v = self.heads(x)
+        if self.queries is not None and attn_mask is not None:
+            attn_mask = attn_mask[..., : self.queries, :]
+        return self.attend(q, k, v, attn_mask, is_causal)

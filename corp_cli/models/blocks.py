@@ -28,7 +28,8 @@ class Block:
     """One transformer block: where its modules are, how large they are, and what cannot be pruned there.
 
     `attn` and `mlp` are module paths such as `blocks.0.attn`; `scale` multiplies the logits and stays that of the
-    dense head; `refusals` maps a group to the reason why it cannot be pruned.
+    dense head; `refusals` maps a group to the reason why it cannot be pruned. Blocks of the same `place` see as many
+    tokens, in windows of the same size.
     """
 
     name: str
@@ -37,11 +38,15 @@ class Block:
     sizes: Sizes
     scale: float
     refusals: dict[str, str] = field(default_factory=dict)
+    place: str = ""
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """q, k [H, dq, D], v [H, dv, D], proj [O, H, dv]; biases [H, dq], [H, dq], [H, dv] (or None), proj bias [O]."""
+    """q, k [H, dq, D], v [H, dv, D], proj [O, H, dv]; biases [H, dq], [H, dq], [H, dv] (or None), proj bias [O].
+
+    per_head: whatever else the attention has for every head, heads first, such as biases of relative positions.
+    """
 
     q: Tensor
     k: Tensor
@@ -51,6 +56,7 @@ class AttentionWeights:
     v_bias: Tensor | None
     proj: Tensor
     proj_bias: Tensor | None
+    per_head: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

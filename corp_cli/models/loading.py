@@ -62,10 +62,10 @@ def _load_rewritten(cfg: ModelConfig, data: DataConfig | None) -> tuple[nn.Modul
         raise CorpError(f"model.name={cfg.name} brings its weights along; leave out model.checkpoint.")
     found = read_transformers(cfg.name)
     args = {**found.args, **cfg.args}
-    model = _create(found.timm_name, args, pretrained=False)
+    model: Any = _create(found.timm_name, args, pretrained=False)
     fit_state_dict(model, found.state, cfg.name)
     _require_finite(model)
-    model.pretrained_cfg = {**model.pretrained_cfg, "label_names": found.label_names}  # type: ignore[operator,dict-item]
+    model.pretrained_cfg = {**model.pretrained_cfg, "label_names": found.label_names}
     spec = _spec(model, found.timm_name, args, found.data)
     return model.eval(), replace(spec, data=with_overrides(spec.data, data, model)) if data else spec
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
 from corp_cli.models.adapter import blocks_of, resize_attention, resize_mlp
 from corp_cli.models.attention import AttentionSizes, PrunedAttention
+from corp_cli.models.read_block import ReadBlock, put_read_block
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,13 @@ class PrunedSizes:
 
     attn: AttentionSizes | None = None
     mlp: MlpSizes | None = None
+    tokens: int | None = None  # only so many leading tokens are updated; None: all
+
+
+def sizes_from_json(entry: dict[str, Any]) -> PrunedSizes:
+    """The sizes of one block from what `asdict` made of them; what an older corp did not know keeps its default."""
+    attn, mlp = entry["attn"], entry["mlp"]
+    return PrunedSizes(attn and AttentionSizes(**attn), mlp and MlpSizes(**mlp), entry.get("tokens"))
 
 
 def pruned_sizes(pruned: nn.Module, dense: nn.Module) -> dict[str, PrunedSizes]:
@@ -39,8 +47,9 @@ def pruned_sizes(pruned: nn.Module, dense: nn.Module) -> dict[str, PrunedSizes]:
         if new.sizes.mlp != old.sizes.mlp:
             fc2 = cast(nn.Linear, pruned.get_submodule(f"{new.mlp}.fc2"))
             mlp = MlpSizes(new.sizes.mlp, fc2.bias is not None)
+        whole = pruned.get_submodule(new.name)
         if attn or mlp:
-            found[new.name] = PrunedSizes(attn, mlp)
+            found[new.name] = PrunedSizes(attn, mlp, whole.tokens if isinstance(whole, ReadBlock) else None)
     return found
 
 
@@ -52,3 +61,5 @@ def resize(dense: nn.Module, sizes: dict[str, PrunedSizes]) -> None:
             resize_mlp(dense, block, new.mlp.hidden, new.mlp.fc2_bias)
         if new.attn is not None:
             resize_attention(dense, block, new.attn)
+        if new.tokens is not None:
+            put_read_block(dense, block, new.tokens)

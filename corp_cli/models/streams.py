@@ -1,20 +1,45 @@
-"""The residual stream of a model, sublayer by sublayer: what the sequential stage walks along. Does no maths."""
+"""The residual stream of a model, block by block: what the sequential stage walks along. Does no maths."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
-from timm.layers import LayerScale
-from timm.models.vision_transformer import Block as TimmBlock
-from timm.models.vision_transformer import ResPostBlock
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
+from corp_cli.models.adapter import block_names
 from corp_cli.models.blocks import Block
+from corp_cli.models.sublayers import SUBLAYERS, Pair
+
+STAGED = SwinTransformer, SwinTransformerV2
+WALKED = VisionTransformer, Eva, Beit, VisionTransformerSAM, *STAGED
+
+
+def cannot_walk(model: nn.Module) -> str | None:
+    """Why the stream of a model cannot be followed from block to block, or None."""
+    if not isinstance(model, WALKED):
+        return f"corp does not know how {type(model).__name__} joins its blocks"
+    blocks = [model.get_submodule(name) for name in block_names(model)]
+    unknown = next((type(block).__name__ for block in blocks if type(block) not in SUBLAYERS), None)
+    if unknown:
+        return f"corp does not know how {unknown} joins its attention and MLP"
+    if any(getattr(block, "dynamic_mask", False) for block in blocks):
+        return f"{type(model).__name__} makes the masks of its windows anew for images of any size"
+    return None
+
+
+def keeps_grid(model: nn.Module) -> bool:
+    """Whether the stream is [B, H, W, D], of which the blocks take windows, and not a sequence [B, N, D]."""
+    return isinstance(model, VisionTransformerSAM | SwinTransformer | SwinTransformerV2)
 
 
 class _ReachedError(Exception):
@@ -22,77 +47,82 @@ class _ReachedError(Exception):
 
 
 def tokens(model: nn.Module, images: Tensor) -> Tensor:
-    """images [B, C, H, W] → the input [B, N, D] of the first block."""
+    """images [B, C, H, W] → the input of the first block: [B, N, D], or [B, H', W', D] where tokens keep a grid.
+
+    Raises CorpError where they are of another size than the model is built for and their places would be wrong.
+    """
     found: list[Tensor] = []
 
     def stop(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         found.append(args[0])
         raise _ReachedError
 
-    handle = cast(nn.Sequential, model.blocks)[0].register_forward_pre_hook(stop)
+    handle = model.get_submodule(block_names(model)[0]).register_forward_pre_hook(stop)
     try:
         model(images)
     except _ReachedError:
         pass
     finally:
         handle.remove()
+    if isinstance(model, Eva) and model.rope is not None:
+        _require_grid(model, found[0])
     return found[0]
 
 
+def _require_grid(model: Any, stream: Tensor) -> None:
+    high, wide = model.patch_embed.grid_size
+    if stream.shape[1] != model.num_prefix_tokens + high * wide:
+        raise CorpError(
+            f"The model is built for {high} x {wide} patches, and the images are of another size; build it for theirs "
+            "with '+model.args.img_size=[HEIGHT,WIDTH]'."
+        )
+
+
 def head(model: nn.Module, stream: Tensor) -> Tensor:
-    """The output [B, N, D] of the last block → logits."""
+    """The output of the last block → logits, or features where the model has no classifier."""
     timm_model: Any = model
-    logits: Tensor = timm_model.forward_head(timm_model.norm(stream))
+    normed = timm_model.neck(stream.permute(0, 3, 1, 2)) if isinstance(model, VisionTransformerSAM) else None
+    logits: Tensor = timm_model.forward_head(timm_model.norm(stream) if normed is None else normed)
     return logits
 
 
-@dataclass(frozen=True)
-class Sublayer:
-    """One residual branch: stream ← stream + post(module(pre(stream))), and its last linear layer `output`.
-
-    `gain` is what `post` multiplies the output with: a vector [D], 1.0, or None where it is not an elementwise scale.
-    """
-
-    pre: Callable[[Tensor], Tensor]
-    module: nn.Module
-    post: Callable[[Tensor], Tensor]
-    output: nn.Linear
-    gain: Tensor | float | None
-
-    def branch(self, stream: Tensor) -> Tensor:
-        """module(pre(stream)): what the branch adds, before `post`."""
-        out: Tensor = self.module(self.pre(stream))
-        return out
+def enter(model: nn.Module, block: Block, stream: Tensor) -> Tensor:
+    """What comes out of the block before → the input of `block`: between two stages tokens are merged."""
+    stage, _, index = block.name.rpartition(".blocks.")
+    if not isinstance(model, STAGED) or index != "0":
+        return stream
+    merged: Tensor = model.get_submodule(f"{stage}.downsample")(stream)
+    return merged
 
 
-def sublayers(model: nn.Module, block: Block) -> tuple[Sublayer, Sublayer]:
-    """The attention and the MLP branch of a block, with the modules that are in place now.
-
-    Raises CorpError for blocks whose order of norms and branches is not known.
-    """
-    module: Any = model.get_submodule(block.name)
-    if isinstance(module, TimmBlock):
-        branches = ((module.norm1, module.ls1), (module.norm2, module.ls2))
-    elif isinstance(module, ResPostBlock):
-        branches = ((nn.Identity(), module.norm1), (nn.Identity(), module.norm2))
-    else:
-        raise CorpError(
-            f"{block.name} is a {type(module).__name__}, which cannot be repaired block by block; "
-            "set compensation.propagate=none."
-        )
-    attn, mlp = (
-        Sublayer(pre, part, post, last, _gain(post))
-        for (pre, post), part, last in zip(
-            branches, (module.attn, module.mlp), (module.attn.proj, module.mlp.fc2), strict=True
-        )
-    )
-    return attn, mlp
+def arguments(model: nn.Module, block: Block) -> dict[str, Any]:
+    """What the model passes on to the attention of `block` besides the stream."""
+    if isinstance(model, Eva):
+        return {"rope": _rotation(model, block)}
+    if isinstance(model, Beit):
+        return {"shared_rel_pos_bias": None if model.rel_pos_bias is None else model.rel_pos_bias()}
+    return {}
 
 
-def _gain(post: nn.Module) -> Tensor | float | None:
-    if isinstance(post, nn.Identity):
-        return 1.0
-    return post.gamma.detach() if isinstance(post, LayerScale) else None
+def _rotation(model: Any, block: Block) -> Tensor | None:
+    if model.rope is None:
+        return None
+    cached = getattr(model.rope, "feat_shape", None) is not None
+    rotation: Tensor = model.rope.get_embed(shape=None if cached else model.patch_embed.grid_size)
+    return rotation[int(block.name.rpartition(".")[2])] if model.rope_mixed else rotation
+
+
+def through(model: nn.Module, block: Block, stream: Tensor) -> Tensor:
+    """What comes out of the block before → what comes out of `block`, with the modules that are in place now."""
+    stream = enter(model, block, stream)
+    out: Tensor = model.get_submodule(block.name)(stream, **arguments(model, block))
+    return out
+
+
+def sublayers(model: nn.Module, block: Block) -> Pair:
+    """The attention and the MLP branch of a block, with the modules that are in place now."""
+    module = model.get_submodule(block.name)
+    return SUBLAYERS[type(module)](module, arguments(model, block))
 
 
 @contextmanager
@@ -110,21 +140,6 @@ def input_of(module: nn.Module) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-@contextmanager
-def output_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """While in force, the list holds the last output of `module`."""
-    seen: list[Tensor] = []
-
-    def take(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        seen[:] = [output]
-
-    handle = module.register_forward_hook(take)
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
 def read_tokens(model: nn.Module) -> int:
     """How many leading tokens the head reads: 1, 2 with a distillation token, 0 when it pools over all."""
     timm_model: Any = model
@@ -135,7 +150,7 @@ def read_tokens(model: nn.Module) -> int:
 
 @torch.no_grad()
 def logits_from(model: nn.Module, stream: Tensor, blocks: tuple[Block, ...]) -> Tensor:
-    """Logits from the input [B, N, D] of the first of `blocks`, which must be the last ones of the model."""
+    """Logits from what comes into the first of `blocks`, which must be the last ones of the model."""
     for block in blocks:
-        stream = model.get_submodule(block.name)(stream)
+        stream = through(model, block, stream)
     return head(model, stream)
