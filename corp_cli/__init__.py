@@ -5,6 +5,7 @@ Importing this package imports no torch: the names below are looked up when they
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,19 @@ from corp_cli.version import __version__
 if TYPE_CHECKING:
     from corp_cli.checkpoint import load_pruned
     from corp_cli.compose import load_config
+    from corp_cli.models.timm_entry import register
     from corp_cli.pipeline import prune
 
-__all__ = ["CorpError", "__version__", "load_config", "load_pruned", "prune"]
+__all__ = ["CorpError", "__version__", "load_config", "load_pruned", "prune", "register"]
 
 _HOMES = {
     "load_config": "corp_cli.compose",
     "load_pruned": "corp_cli.checkpoint",
     "prune": "corp_cli.pipeline",
+    "register": "corp_cli.models.timm_entry",
 }
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is logged is seen only where a program asks for it
 
 
 def __getattr__(name: str) -> Any:

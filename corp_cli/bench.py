@@ -126,10 +126,11 @@ def time_all(
     for name in cfg.dtypes:
         dtype = getattr(torch, name)
         models = {key: copy.deepcopy(one.model).to(device, dtype) for key, one in subjects.items()}
-        for size in console.track(cfg.batch_sizes, name, len(cfg.batch_sizes)):
-            images = torch.randn(size, *input_size, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-            settings.append(time_setting(subjects, models, images, cfg))
-            release()
+        with console.stage(name):
+            for size in console.track(cfg.batch_sizes, name, len(cfg.batch_sizes)):
+                images = torch.randn(size, *input_size, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+                settings.append(time_setting(subjects, models, images, cfg))
+                release()
     return settings
 
 

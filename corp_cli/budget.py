@@ -80,7 +80,7 @@ def solve(choices: list[Choice], budget: float) -> tuple[list[int], float]:
 
 @contextmanager
 def no_stdout() -> Iterator[None]:
-    """While in force, nothing reaches stdout, where the solver prints lines for its own developers, whatever one asks."""
+    """While in force, nothing reaches stdout: the solver prints lines for its own developers there, asked or not."""
     libc = ctypes.CDLL(None)
     sys.stdout.flush()
     libc.fflush(None)
@@ -192,11 +192,11 @@ def linear_costs(
 ) -> tuple[Cost, ...]:
     """The cost of every group of every block. MACs and parameters are linear in every size."""
     costs: list[Cost] = []
-    known: dict[tuple[Sizes, str, bool], float] = {}
+    known: dict[tuple[str, Sizes, str, bool], float] = {}
     whole = cost_of(spec, blocks, base, kind, tokens)
     for i, group in free_groups(blocks, base):
         size = getattr(base[i], group)
-        key = base[i], group, i == len(base) - 1
+        key = blocks[i].place, base[i], group, i == len(base) - 1
         if key not in known:
             smaller = list(base)
             smaller[i] = replace(base[i], **{group: size // 2})

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from corp_cli.errors import CorpError
 from corp_cli.linalg.moments import RunningMoments
 from corp_cli.models.blocks import Block
+from corp_cli.models.kinds import watch_rows
 from corp_cli.statistics import BlockStatistics, LogitStatistics, Statistics
 
 
@@ -32,7 +33,7 @@ class RunningLogits:
         self.energy = torch.zeros(heads, d, dtype=torch.float64, device=device)
 
     def add(self, qkv: Tensor, weights: Tensor | None = None) -> None:
-        """Take in the output [B, N, ...] of attn.qkv; each query counted `weights` [B, N] times (else once).
+        """Take in rows [B, N, ...] of queries and keys; each query counted `weights` [B, N] times (else once).
 
         One Gram matrix per image and head gives all sums: its diagonal holds ‖q_j‖². Heads are taken one by one, as
         views, because batching them would copy qkv.
@@ -92,8 +93,7 @@ class Calibration:
                 proj = self.model.get_submodule(f"{block.attn}.proj")
                 handles.append(proj.register_forward_pre_hook(_take_input(sums["head_output"])))
             if "logits" in sums:
-                qkv = self.model.get_submodule(f"{block.attn}.qkv")
-                handles.append(qkv.register_forward_hook(_take_output(sums["logits"])))
+                handles.append(watch_rows(self.model.get_submodule(block.attn), sums["logits"].add))
         try:
             self.model(images)
         finally:
@@ -125,13 +125,6 @@ def _empty_sums(block: Block, groups: frozenset[str], device: torch.device) -> d
 def _take_input(running: RunningMoments) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         running.add(args[0].flatten(0, -2))
-
-    return hook
-
-
-def _take_output(running: RunningLogits) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        running.add(output)
 
     return hook
 

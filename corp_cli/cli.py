@@ -5,25 +5,30 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import sys
 import traceback
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
-from corp_cli.errors import CorpError
+from corp_cli.errors import CorpError, GateError
 from corp_cli.version import __version__
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from corp_cli.config import BenchConfig, EvaluateConfig, InfoConfig, PruneConfig
+    from corp_cli.config import BenchConfig, DoctorConfig, EvaluateConfig, ExportConfig, InfoConfig, PruneConfig
+    from corp_cli.gate_config import CheckConfig
 
 COMMANDS = {
     "prune": "prune a vision transformer in one shot, from a folder of unlabelled images",
     "evaluate": "measure the accuracy of a checkpoint, and how close it is to its dense model",
     "bench": "time a pruned checkpoint against its dense model on this machine",
+    "export": "write a checkpoint as ONNX, torch.export or TorchScript, and compare it with the model",
+    "check": "compare a report with a baseline, and fail where it is worse",
     "info": "describe a pruned checkpoint",
+    "doctor": "look whether corp can work on this machine, and say what to do where not",
 }
 OVERVIEW = """\
 corp makes trained vision transformers smaller and faster in one shot, from a folder of unlabelled images.
@@ -38,21 +43,26 @@ Examples:
   corp prune model=deit_tiny calibration.path=photos         a timm model and your own images
   corp prune -m sparsity.joint=0.25,0.5,0.75                 one run per value
   corp bench checkpoint=FILE                                 what the pruning gained in speed
+  corp export checkpoint=FILE                                an ONNX file, which needs no corp
+  corp check report.json --against baseline.json             fail where a result is worse than another
   corp info checkpoint=FILE                                  the pruned.safetensors of a run
+  corp doctor                                                whether corp can work on this machine
 
 Every command explains itself: corp prune --help
+Exit codes: 0 done, 1 a bug, 2 a mistake in the input, 3 a result worse than gate.* allows, 130 interrupted
 Shell completion: eval "$(corp -sc install=bash)", the same with zsh, or corp -sc install=fish | source
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `corp <argv>` → its exit code: 0, 1 for a bug, 2 for a mistake in the input, 130 for Ctrl-C."""
+    """Run `corp <argv>` → its exit code: 0, 1 for a bug, 2 for a mistake in the input, 3 for a result that is worse
+    than `gate.*` allows, 130 for Ctrl-C."""
     try:
         code = dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        print("corp: interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"corp: interrupted{f'; {stop}' if stop.args else '.'}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader (head, less) has left. Without this, Python would complain again when it flushes at exit.
@@ -100,9 +110,9 @@ def report(error: Exception, where: str = "") -> int:
     if os.environ.get("CORP_DEBUG") == "1":
         traceback.print_exception(error)
     message = " ".join(str(error).split())
-    if isinstance(error, CorpError):
+    if isinstance(error, CorpError | GateError):
         print(f"corp: {where}{message}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, CorpError) else 3
     advice = "set CORP_DEBUG=1 to see the traceback, and please report it"
     print(f"corp: {where}unexpected error: {type(error).__name__}: {message}; {advice}", file=sys.stderr)
     return 1
@@ -110,9 +120,13 @@ def report(error: Exception, where: str = "") -> int:
 
 def run_prune(config: PruneConfig, output_dir: Path) -> None:
     """The job of `corp prune`."""
-    from corp_cli import pipeline
+    if config.dry_run:
+        from corp_cli import dry_run
 
-    pipeline.run(config, output_dir)
+        return dry_run.run(config)
+    from corp_cli import pipeline, sweep
+
+    pipeline.run(config, output_dir, sweep.shared_cache())
 
 
 def run_evaluate(config: EvaluateConfig, output_dir: Path) -> None:
@@ -129,6 +143,20 @@ def run_bench(config: BenchConfig, output_dir: Path) -> None:
     bench.run(config, output_dir)
 
 
+def run_export(config: ExportConfig, output_dir: Path) -> None:
+    """The job of `corp export`."""
+    from corp_cli import export_command
+
+    export_command.run(config, output_dir)
+
+
+def run_check(config: CheckConfig, output_dir: Path) -> None:
+    """The job of `corp check`; it writes nothing to `output_dir`."""
+    from corp_cli import check
+
+    check.run(config)
+
+
 def run_info(config: InfoConfig, output_dir: Path) -> None:
     """The job of `corp info`; it writes nothing to `output_dir`."""
     from corp_cli import info
@@ -136,11 +164,21 @@ def run_info(config: InfoConfig, output_dir: Path) -> None:
     info.describe(str(config.checkpoint))
 
 
+def run_doctor(config: DoctorConfig, output_dir: Path) -> None:
+    """The job of `corp doctor`; it writes nothing to `output_dir`."""
+    from corp_cli import doctor
+
+    doctor.run()
+
+
 JOBS: dict[str, Callable[[Any, Path], None]] = {
     "prune": run_prune,
     "evaluate": run_evaluate,
     "bench": run_bench,
+    "export": run_export,
+    "check": run_check,
     "info": run_info,
+    "doctor": run_doctor,
 }
 # Errors of a write that do not say which file it was.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -151,11 +189,15 @@ def run_command(command: str, args: Sequence[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from corp_cli import hydra_app, sweep
+    from corp_cli import hydra_app, log, sweep
     from corp_cli.cli_errors import plain_errors
     from corp_cli.compose import config_dir, typed
     from corp_cli.config import SCHEMAS
 
+    if command == "check":
+        args = hydra_app.spelled_out(args)
+    if command == "prune":
+        args = hydra_app.resumed(hydra_app.dry(args))
     flags = hydra_app.parse_flags(command, args)
     loader = hydra_app.config_loader(flags.config_dir)
     hydra_app.lay_over(command, flags, loader)
@@ -176,23 +218,32 @@ def run_command(command: str, args: Sequence[str]) -> int:
         here = HydraConfig.get()
         output_dir = Path(here.runtime.output_dir)
         where, number, overrides = "", 0, " ".join(here.overrides.task)
+        dry = command == "prune" and cfg.dry_run
         if multirun:
             number, sweep_dir = here.job.num, Path(here.sweep.dir).absolute()
             where = f"job {number} ({overrides}): "
-            print(f"corp: {where}{output_dir}", flush=True)
+            print(f"corp: {where}{'' if dry else output_dir}".rstrip(), flush=True)
         try:
-            JOBS[command](typed(cfg, SCHEMAS[command]), output_dir)
+            with log.recorded(command, overrides, output_dir):
+                JOBS[command](typed(cfg, SCHEMAS[command]), output_dir)
         except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, (CorpError, KeyboardInterrupt)):
+            kept_state = isinstance(error, KeyboardInterrupt) and hydra_app.holds_state(output_dir)
+            if isinstance(error, (CorpError, KeyboardInterrupt)) and not kept_state:
                 unused.add(output_dir)
             # Hydra prints lines of its own about an error that reaches it. In the processes of a launcher plugin
             # it has to: they do not share `failures`.
+            if kept_state:
+                raise KeyboardInterrupt(f"go on with: corp prune resume={shlex.quote(str(output_dir))}") from None
             if isinstance(error, KeyboardInterrupt) or os.getpid() != process:
                 raise
             failures.append((error, where))
-            done.append(sweep.Job(number, overrides, output_dir, " ".join(str(error).split())))
+            worse = isinstance(error, GateError)
+            done.append(sweep.Job(number, overrides, output_dir, " ".join(str(error).split()), worse))
         else:
-            done.append(sweep.Job(number, overrides, output_dir))
+            if dry:
+                unused.add(output_dir)
+            else:
+                done.append(sweep.Job(number, overrides, output_dir))
 
     app = hydra.main(version_base="1.3", config_path=str(config_dir().resolve()), config_name=command)(job)
     try:
@@ -209,6 +260,8 @@ def run_command(command: str, args: Sequence[str]) -> int:
         what = error.filename or "the output folder"
         raise CorpError(f"Cannot write {what}: {error.strerror}; choose another with {key}=FOLDER.") from error
     finally:
+        if multirun:
+            sweep.remove_cache(sweep_dir)
         for output_dir in unused:
             hydra_app.remove_unused(output_dir, kept)
     return min((report(*failure) for failure in failures), default=0)

@@ -99,7 +99,11 @@ def _unreadable(override: str, command: str) -> str:
     key, equals, value = override.partition("=")
     if equals and key.strip():
         return f"{override} cannot be read; quote the value: '{key}=\"{value}\"'."
-    hint = f"; write checkpoint={override}" if command in ("info", "bench") else close_match(override, keys_of(command))
+    hint = (
+        f"; write checkpoint={override}"
+        if command in ("info", "bench", "export")
+        else close_match(override, keys_of(command))
+    )
     return f"'{override}' is not of the form key=value{hint or f'; see corp {command} --help'}"
 
 
@@ -129,6 +133,8 @@ def _unknown_key(key: str, overrides: Sequence[str], command: str, loader: Confi
     given = next((override for override in overrides if override.startswith(key)), key)
     parent, _, leaf = key.rpartition(".")
     keys = keys_of(command)
+    if not keys:
+        return f"corp {command} takes no keys; leave out {given}."
     if parent in keys:  # a free-form dictionary such as model.args
         return f"{parent} holds no {leaf} yet; write +{given} to add it."
     groups = {known.partition(".")[0] for known in keys if "." in known}

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from corp_cli.cli_errors import plain_errors
 from corp_cli.config import SCHEMAS
-from corp_cli.hydra_app import task_part
+from corp_cli.hydra_app import fits, task_part
 
 
 def help_text(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> str:
@@ -28,7 +28,10 @@ def help_text(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> str:
         cfg = loader.load_configuration(flags.config_name or command, flags.overrides, RunMode.RUN)
     known = {item.name for item in fields(SCHEMAS[command])}
     groups = [group for group in loader.repository.get_group_options("", ObjectType.GROUP) if group in known]
-    listed = [f"  {group}: {', '.join(loader.repository.get_group_options(group))}" for group in sorted(groups)]
+    listed = []
+    for group in sorted(groups):
+        choices = [one for one in loader.repository.get_group_options(group) if fits(command, group, one, loader)]
+        listed.append(f"  {group}: {', '.join(choices)}")
     keys = explained(OmegaConf.to_yaml(task_part(cfg), resolve=flags.resolve), comments(command, cfg, loader))
     template = Template(cfg.hydra.help.template)
     return template.safe_substitute(APP_CONFIG_GROUPS="\n".join(listed), CONFIG="\n".join(keys))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from corp_cli import console
 from corp_cli.config import CompensationConfig
 from corp_cli.linalg.logits import logit_error, missing_logits, split_factors
 from corp_cli.linalg.lowrank import logit_factors, output_factors
@@ -154,9 +155,10 @@ def select_rows(weight: Tensor, index: Tensor) -> Tensor:
 
 
 def only_heads(weights: AttentionWeights, heads: Tensor) -> AttentionWeights:
-    """Queries and keys of the kept heads; values and proj are left to `compensate_vo`."""
+    """Queries, keys and what else is `per_head` of the kept heads; values and proj are left to `compensate_vo`."""
     q_bias, k_bias = (None if b is None else b[heads] for b in (weights.q_bias, weights.k_bias))
-    return replace(weights, q=weights.q[heads], k=weights.k[heads], q_bias=q_bias, k_bias=k_bias)
+    others = {name: tensor[heads.to(tensor.device)] for name, tensor in weights.per_head.items()}
+    return replace(weights, q=weights.q[heads], k=weights.k[heads], q_bias=q_bias, k_bias=k_bias, per_head=others)
 
 
 def _factors(statistics: LogitStatistics, qk: Tensor, cfg: CompensationConfig) -> tuple[Tensor, Tensor]:
@@ -250,7 +252,8 @@ def compensate(
     """A copy of `model` cut to `plan` and compensated block by block, with each group's reconstruction error."""
     pruned = copy.deepcopy(model)
     errors = []
-    for block, statistic, kept in zip(blocks, statistics, plan, strict=True):
+    every = zip(blocks, statistics, plan, strict=True)
+    for block, statistic, kept in console.track(every, "compensate", len(blocks)):
         weights, found = compensate_block(block_weights(model, block), statistic, kept, cfg)
         replace_block(pruned, block, weights)
         errors.append(found)

@@ -12,6 +12,7 @@ from typing import Sequence
 
 from corp_cli.config import COMPENSATIONS, CROP_MODES, DTYPES, INTERPOLATIONS, RANKERS
 from corp_cli.errors import CorpError
+from corp_cli.export_config import FORMATS, WEIGHTS
 
 # Each function asks `corp -sc query` for candidates, one a line; no space follows those that end in '=', '.', '/'.
 # readline replaces only what follows the last of COMP_WORDBREAKS, so in bash candidates lose what stands before.
@@ -47,6 +48,7 @@ UNINSTALL = {
     "fish": "complete -e -c corp; functions -e _corp_complete",
 }
 FLAGS = ("--help", "--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--hydra-help")
+OWN_FLAGS = {"check": ("--against",), "prune": ("--dry-run",)}
 PATH_KEYS = (
     "calibration.path",
     "calibration.cache",
@@ -55,6 +57,10 @@ PATH_KEYS = (
     "evaluation.class_map",
     "model.checkpoint",
     "checkpoint",
+    "report",
+    "against",
+    "junit",
+    "markdown",
 )
 VALUES = {
     **{f"ranker.{group}": choices for group, choices in RANKERS.items()},
@@ -63,6 +69,10 @@ VALUES = {
     "data.crop_mode": CROP_MODES,
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtypes": [f"[{dtype}]" for dtype in DTYPES],
+    "format": FORMATS,
+    "dtype": WEIGHTS,
+    "export.dtype": WEIGHTS,
+    "export.formats": [f"[{name}]" for name in FORMATS],
 }
 
 
@@ -89,16 +99,20 @@ def candidates(line: str, commands: Sequence[str]) -> list[str]:
         return []
     words = rest.split()
     word = "" if not rest or rest[-1].isspace() else words.pop()
-    if words and words[-1] in ("--config-dir", "-cd"):
+    if words and words[-1] in ("--config-dir", "-cd", "--against"):
         return _paths(word)
     if word.startswith("-"):
-        return [flag for flag in FLAGS if flag.startswith(word)]
+        return [flag for flag in (*OWN_FLAGS.get(command, ()), *FLAGS) if flag.startswith(word)]
     key, equals, value = word.partition("=")
     if equals and key in PATH_KEYS:
         return [f"{key}={path}" for path in _paths(value)]
     if equals and key in VALUES:
         return [f"{key}={choice}" for choice in VALUES[key] if choice.startswith(value)]
-    return _hydra_candidates(command, words, word)
+    if command == "check":  # whose report needs no key
+        from corp_cli.hydra_app import spelled_out
+
+        return [*_hydra_candidates(command, spelled_out(words), word), *_paths(word)]
+    return _hydra_candidates(command, [word for word in words if word not in OWN_FLAGS.get(command, ())], word)
 
 
 def _paths(start: str) -> list[str]:
@@ -113,10 +127,12 @@ def _hydra_candidates(command: str, words: list[str], word: str) -> list[str]:
     from hydra._internal.core_plugins.bash_completion import BashCompletion
 
     from corp_cli.config import SCHEMAS
-    from corp_cli.hydra_app import config_loader, parse_flags
+    from corp_cli.hydra_app import config_loader, fits, parse_flags
 
     flags = parse_flags(command, words)
-    query = BashCompletion(config_loader(flags.config_dir))._query
-    found = query(flags.config_name or command, " ".join([*flags.overrides, word]))
+    loader = config_loader(flags.config_dir)
+    found = BashCompletion(loader)._query(flags.config_name or command, " ".join([*flags.overrides, word]))
     known = {item.name for item in fields(SCHEMAS[command])}
-    return [candidate for candidate in found if re.split(r"[.=/@]", candidate)[0] in known]
+    found = [candidate for candidate in found if re.split(r"[.=/@]", candidate)[0] in known]
+    choices = re.compile(r"(\w+)=(\w+)$")
+    return [one for one in found if not (pair := choices.match(one)) or fits(command, pair[1], pair[2], loader)]

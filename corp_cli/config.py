@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 from corp_cli.errors import CorpError
+from corp_cli.export_config import DEFAULT_OPSET, FORMATS, ExportOptions, require_export
+from corp_cli.gate_config import CheckConfig, LimitsConfig
+from corp_cli.ranges import require_at_least, require_choice, require_fraction
 
 SIMPLE_RANKERS = ("activation", "magnitude", "random")
 RANKERS = {
@@ -27,25 +30,9 @@ COMPENSATIONS = {
 }
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CROP_MODES = ("center", "squash", "border")
+BUDGETS = ("macs", "params", "latency")
+DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_JOINT = 0.5  # what `corp prune` removes when no sparsity is named
-
-
-def require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise CorpError unless `value` is one of `choices`, naming the key and every choice."""
-    if value not in choices:
-        raise CorpError(f"{key}={value} is not a choice; use one of {', '.join(choices)}.")
-
-
-def require_at_least(key: str, value: float, low: float) -> None:
-    """Raise CorpError unless `value` >= `low`."""
-    if not value >= low:
-        raise CorpError(f"{key}={value} is out of range; it must be at least {low:g}.")
-
-
-def require_fraction(key: str, value: float) -> None:
-    """Raise CorpError unless `value` is in [0, 1]."""
-    if not 0 <= value <= 1:
-        raise CorpError(f"{key}={value:g} is out of range; it must be a fraction from 0 to 1.")
 
 
 @dataclass
@@ -69,14 +56,18 @@ class SparsityConfig:
     heads: Optional[float] = None  # whole heads
     macs: Optional[float] = None  # budget: fraction of all MACs to remove, sizes chosen by measured damage
     params: Optional[float] = None  # budget: fraction of all parameters to remove
+    latency: Optional[float] = None  # budget: fraction of the time of a forward pass to remove, measured here
+    latency_batch_size: int = 32  # latency: images in the forward pass that is timed
+    latency_dtype: str = "float32"  # latency: of the weights and images that are timed
     plan: Optional[str] = None  # a plan.yaml with the sizes of every block
     rounds: int = 1  # budget: how often damage is measured, each time in the context of the sizes found before
     curve_images: int = 128  # budget: calibration images that damage is measured on
     round_to: int = 8  # kept sizes are multiples of this, never above dense
+    skip_unread: Optional[bool] = None  # exact: the last block leaves tokens alone that the head never reads
     skip_unsupported: bool = False  # leave groups alone that a model's layers do not allow, and report them
 
     def __post_init__(self) -> None:
-        for key in ("joint", "mlp", "qk", "vo", "heads", "macs", "params"):
+        for key in ("joint", "mlp", "qk", "vo", "heads", *BUDGETS):
             value = getattr(self, key)
             if value is not None and not 0.0 <= value < 1.0:
                 raise CorpError(
@@ -84,7 +75,7 @@ class SparsityConfig:
                 )
         if self.joint is not None and (self.mlp is not None or self.qk is not None):
             raise CorpError("sparsity.joint sets both sparsity.mlp and sparsity.qk; give joint alone or mlp and qk.")
-        chosen = [key for key in ("macs", "params", "plan") if getattr(self, key) is not None]
+        chosen = [key for key in (*BUDGETS, "plan") if getattr(self, key) is not None]
         fixed = [key for key in ("joint", "mlp", "qk", "vo") if getattr(self, key) is not None]
         if len(chosen) > 1:
             raise CorpError(f"sparsity.{chosen[0]} and sparsity.{chosen[1]} both choose the sizes; give one of them.")
@@ -93,6 +84,8 @@ class SparsityConfig:
         require_at_least("sparsity.round_to", self.round_to, 1)
         require_at_least("sparsity.rounds", self.rounds, 1)
         require_at_least("sparsity.curve_images", self.curve_images, 1)
+        require_at_least("sparsity.latency_batch_size", self.latency_batch_size, 1)
+        require_choice("sparsity.latency_dtype", self.latency_dtype, DTYPES)
 
     def groups(self) -> frozenset[str]:
         """The groups that may be pruned."""
@@ -103,7 +96,11 @@ class SparsityConfig:
 
     def chooses_sizes(self) -> bool:
         """Whether sizes differ by block, and groups that a block does not allow are simply left alone."""
-        return any(value is not None for value in (self.macs, self.params, self.plan))
+        return self.plan is not None or self.budget() is not None
+
+    def budget(self) -> str | None:
+        """Which budget is set: macs, params or latency."""
+        return next((key for key in BUDGETS if getattr(self, key) is not None), None)
 
     def fractions(self) -> dict[str, float]:
         """group → fraction to remove, for the groups mlp, qk, vo and heads."""
@@ -142,8 +139,8 @@ class CompensationConfig:
     vo: str = "lowrank"  # or affine: Eq. 8-11 on the head outputs; folded into proj; also repairs removed heads
     ridge_lambda: float = 0.1  # relative to the mean diagonal of the covariance
     propagate: str = "sequential"  # repair block by block on the stream of the blocks before; or none
-    alpha: float = 0.3  # sequential: share of a branch's own error to undo
-    beta: float = 0.3  # sequential: share of the stream's error to undo
+    alpha: float = 0.2  # sequential: share of a branch's own error to undo
+    beta: float = 0.4  # sequential: share of the stream's error to undo
     token_weights: str = "rollout"  # sequential: how often each token counts
     class_token_weight: float = 20.0  # class_token: how often tokens that the head reads count
     token_floor: float = 0.5  # rollout: share of the weight that is spread evenly over all tokens
@@ -242,12 +239,19 @@ class PruneConfig:
     data: DataConfig = field(default_factory=DataConfig)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    gate: LimitsConfig = field(default_factory=LimitsConfig)
+    export: ExportOptions = field(default_factory=ExportOptions)
     recipe: str = "best"  # the name of the choices above, for the report
     seed: int = 0
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    dry_run: bool = False  # of the command: say what would be done, and write nothing
 
     def __post_init__(self) -> None:
         require_at_least("seed", self.seed, 0)
+        if self.gate.min_speedup is not None and self.evaluation.throughput_batches == 0:
+            raise CorpError(
+                "gate.min_speedup needs a timing, which evaluation.throughput_batches=0 leaves out; set it above 0."
+            )
 
 
 @dataclass
@@ -259,6 +263,11 @@ class InfoConfig:
     def __post_init__(self) -> None:
         if self.checkpoint is None:
             raise CorpError("Say which checkpoint to describe: corp info checkpoint=path/to/pruned.safetensors")
+
+
+@dataclass
+class DoctorConfig:
+    """`corp doctor` can be told nothing."""
 
 
 @dataclass
@@ -286,9 +295,6 @@ class EvaluateConfig:
                 "Say what to evaluate: corp evaluate checkpoint=path/to/pruned.safetensors, model=deit_tiny for a "
                 "dense model, or both to compare them."
             )
-
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass
@@ -320,9 +326,41 @@ class BenchConfig:
         require_at_least("max_seconds", self.max_seconds, 0.0)
 
 
+@dataclass
+class ExportConfig:
+    """Everything `corp export` can be told."""
+
+    checkpoint: Optional[str] = None  # a pruned.safetensors
+    model: OptionalModelConfig = field(default_factory=OptionalModelConfig)  # or a dense model
+    format: str = "onnx"
+    dtype: str = "float32"  # of the weights
+    int8: bool = False  # onnx: one more file, quantised by ONNX Runtime
+    opset: int = DEFAULT_OPSET  # onnx
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    seed: int = 0  # of the choice of images, and of random ones
+
+    def __post_init__(self) -> None:
+        require_at_least("seed", self.seed, 0)
+        if (self.checkpoint is None) == (not self.model.name):
+            raise CorpError(
+                "Say what to export: corp export checkpoint=path/to/pruned.safetensors, or model=deit_tiny for a "
+                "dense model."
+            )
+        require_choice("format", self.format, FORMATS)
+        require_export("", [self.format], self.dtype, self.int8, self.opset)
+
+    def options(self) -> ExportOptions:
+        """The same as of `corp prune`."""
+        return ExportOptions([self.format], self.dtype, self.int8, self.opset)
+
+
 SCHEMAS: Dict[str, Any] = {
     "prune": PruneConfig,
     "evaluate": EvaluateConfig,
     "bench": BenchConfig,
+    "export": ExportConfig,
+    "check": CheckConfig,
     "info": InfoConfig,
+    "doctor": DoctorConfig,
 }

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from corp_cli import console
 from corp_cli.config import CalibrationConfig, EvaluationConfig, PruneConfig
-from corp_cli.data import Intake, batch_count, batches, choose, resolve_device
+from corp_cli.data import Intake, batches, choose, resolve_device
 from corp_cli.errors import CorpError
 from corp_cli.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.models.adapter import blocks_of
@@ -19,6 +19,7 @@ from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.loading import ModelSpec, load_dense
 from corp_cli.models.preprocess import class_names, describe, eval_transform, wordnet_classes
+from corp_cli.models.streams import cannot_walk, keeps_grid, tokens
 from corp_cli.rank import check_supported
 from corp_cli.sources import ImageSet, is_timm_name, read_images
 
@@ -51,6 +52,7 @@ def load_inputs(cfg: PruneConfig) -> Inputs:
     console.err().print(f"corp: images are seen at {describe(spec.data)}", style="dim", markup=False)
     blocks = blocks_of(dense)
     groups, skipped = check_supported(blocks, cfg.sparsity)
+    check_walk(dense, cfg, spec)
     head, path = head_of(dense), evaluation_path(cfg)
     if path is None:  # images left over are judged on; what their folders mean depends on all of the folders
         everything = labelled(everything, cfg.evaluation, head)
@@ -81,6 +83,27 @@ def load_inputs(cfg: PruneConfig) -> Inputs:
         calibrated,
         evaluated,
     )
+
+
+@torch.inference_mode()
+def check_walk(dense: nn.Module, cfg: PruneConfig, spec: ModelSpec) -> None:
+    """Warn where the repair cannot go block by block. Raises CorpError for what would have to."""
+    why, budget = cannot_walk(dense), cfg.sparsity.budget()
+    if why and budget:
+        raise CorpError(
+            f"sparsity.{budget} measures damage from block to block, and {why}; say how much of each group is to go, "
+            "such as sparsity.mlp=0.5."
+        )
+    if budget == "latency" and keeps_grid(dense):
+        raise CorpError(
+            f"sparsity.latency times blocks on a sequence of tokens, and {type(dense).__name__} takes windows of a "
+            "grid; use sparsity.macs or sparsity.params."
+        )
+    sequential = cfg.compensation.propagate == "sequential"
+    if why and sequential:
+        console.warn(f"{why}, so all blocks are repaired at once, as with compensation.propagate=none.")
+    elif sequential or budget:
+        tokens(dense, torch.zeros(1, *spec.data["input_size"]))  # of a size that the model is built for?
 
 
 def intake_of(images: ImageSet, cfg: CalibrationConfig | EvaluationConfig, group: str) -> Intake:
@@ -136,7 +159,7 @@ def labelled(images: ImageSet, cfg: EvaluationConfig, head: Head) -> ImageSet:
         if getattr(cfg, key) and head.num_classes == 0:
             raise CorpError(f"evaluation.{key} needs a classifier and the model has none; leave it out.")
     if head.num_classes == 0:
-        console.warn("the model has no classifier (num_classes=0): fidelity compares the features it puts out.")
+        console.warn("the model has no classifier (num_classes=0): its features are compared, by cosine, CKA and k-NN.")
     class_map = read_class_map(cfg.class_map, head) if cfg.class_map else None
     from_file = cfg.labels and with_label_file(images, cfg.labels, head, class_map)
     found = from_file or with_labels(images, head, class_map)
@@ -150,8 +173,8 @@ def labelled(images: ImageSet, cfg: EvaluationConfig, head: Head) -> ImageSet:
 
 def calibration_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[Tensor]:
     """Preprocessed calibration images, with a progress bar; spares take the places of those that cannot be read."""
-    total = batch_count(inputs.calibration, cfg.calibration.batch_size)
-    yield from console.track(_calibration_batches(inputs, cfg), "calibrate", total)
+    total = len(inputs.calibration)
+    yield from console.track(_calibration_batches(inputs, cfg), "calibrate", total, cfg.calibration.batch_size)
     require_good(inputs.calibrated)
 
 
@@ -189,7 +212,7 @@ def tracked_batches(
     intake.restart()
     transform, size = eval_transform(spec.data), cfg.batch_size
     found = batches(images, transform, size, cfg.num_workers, device.type == "cuda", intake)
-    for pixels, labels in console.track(found, "evaluate", batch_count(images, size)):
+    for pixels, labels in console.track(found, "evaluate", len(images), size):
         yield pixels.to(device, non_blocking=True), labels.to(device)
     require_good(intake)
 

@@ -71,11 +71,16 @@ def with_labels(images: ImageSet, head: Head, class_map: dict[str, int] | None =
 
     Tried in turn: the class map; WordNet ids; numbers below the number of classes; class names; and, where there are
     as many folders as the model has classes, the folders in order. Of nested folders the innermost that fits counts.
-    Images whose folder fits nothing have class -1 and are not scored. Labels that the images came with stay.
+    Images whose folder fits nothing have class -1 and are not scored. Labels that the images came with stay. Of a model
+    without a classifier every folder is a class of its own.
     """
-    if images.labels is not None or head.num_classes == 0:
-        return Labelled(replace(images, labels=None) if head.num_classes == 0 else images)
+    if images.labels is not None:
+        return Labelled(images)
     folders = sorted(set(images.folders), key=natural_key)
+    if head.num_classes == 0:  # k-NN knows of no classes but those of the images
+        own = {folder: index for index, folder in enumerate(filter(None, folders))}
+        labels = tuple(own.get(folder, -1) for folder in images.folders)
+        return Labelled(replace(images, labels=labels) if len(own) > 1 else images)
     index = folder_classes(folders, head, class_map, images.classes)
     unknown = [folder for folder in folders if folder not in index]
     if not index:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 from corp_cli import console
@@ -13,6 +14,7 @@ from corp_cli.errors import CorpError
 from corp_cli.inputs import Inputs, calibration_batches, warn_unread
 from corp_cli.memory import halving_batches
 from corp_cli.models.blocks import Block
+from corp_cli.output import write_cache
 from corp_cli.statistics import Statistics
 from corp_cli.statistics_io import (
     Kept,
@@ -69,7 +71,8 @@ def _cached(inputs: Inputs, cfg: PruneConfig, cache: Path) -> Statistics:
         console.warn(f"calibration.cache: {path} {why}; {then}.")
     statistics = _measured(inputs, cfg)
     if not foreign:  # a file that the user named and that corp did not write is left alone
-        write_statistics(Kept(key, statistics, inputs.calibrated.good, inputs.calibrated.bad), path)
+        kept = Kept(key, statistics, inputs.calibrated.good, inputs.calibrated.bad)
+        write_cache(partial(write_statistics, kept, path), cache)
     return statistics
 
 

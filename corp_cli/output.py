@@ -32,6 +32,15 @@ def write_whole(path: Path, write: Callable[[TextIO], Any]) -> None:
         partial.unlink(missing_ok=True)
 
 
+def write_cache(write: Callable[[], None], folder: Path) -> None:
+    """Let `write` add a file to the cache `folder`; what a run keeps for itself alone it can do without."""
+    try:
+        write()
+    except CorpError:
+        if folder.name != STATE:
+            raise
+
+
 def write_json(content: Any, path: Path) -> None:
     """Write `content` to `path` with its floats rounded."""
     text = json.dumps(rounded(content), indent=2, allow_nan=False) + "\n"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 
 from torch import Tensor, nn
 
+from corp_cli.budget import Budget
 from corp_cli.compensate import Errors, compensate
 from corp_cli.config import CompensationConfig, PruneConfig
 from corp_cli.console import Stopwatch, collect_warnings
+from corp_cli.errors import CorpError
 from corp_cli.evaluate import Findings, judge
-from corp_cli.export import export, make_manifest
+from corp_cli.export import export, export_formats, make_manifest
+from corp_cli.formats import require_packages
+from corp_cli.gate import require_labels, require_within
 from corp_cli.inputs import (
     Inputs,
     calibration_batches,
@@ -24,12 +28,15 @@ from corp_cli.inputs import (
 from corp_cli.measure import measure_statistics
 from corp_cli.memory import halving_batches, plain_memory_errors
 from corp_cli.models.adapter import blocks_of
-from corp_cli.models.blocks import Sizes
-from corp_cli.output import require_room, size_in_bytes
-from corp_cli.plan import check_sizes, choose_sizes, write_plan
+from corp_cli.models.read_block import skip_unread
+from corp_cli.models.streams import cannot_walk
+from corp_cli.output import STATE, require_room, rounded, size_in_bytes
+from corp_cli.plan import SizePlan, choose_sizes, make_target, write_plan
 from corp_cli.rank import Context, Plan, keep, rank
 from corp_cli.report import Report, make_report, write_report
+from corp_cli.resume import has_room, make_progress, remove_state
 from corp_cli.sequential import compensate_sequentially
+from corp_cli.sources import expand
 from corp_cli.statistics import Statistics
 from corp_cli.summary import show
 
@@ -44,70 +51,105 @@ class PruneResult:
     report: Report
 
 
-def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None) -> PruneResult:
+def prune(
+    cfg: PruneConfig,
+    output_dir: str | PathLike[str] | None = None,
+    cache: Path | None = None,
+    state: Path | None = None,
+) -> PruneResult:
     """Prune one model as `cfg` says; write pruned.safetensors, report.json and plan.yaml to `output_dir` if given.
 
+    cache: a folder where statistics and damage curves are kept for further runs, unless calibration.cache says.
+    state: a folder where all that is done is kept, and found by the same run when it is begun again.
     Raises CorpError for anything that the user can put right.
     """
     folder = None if output_dir is None else Path(output_dir)
     watch, warnings = Stopwatch(), collect_warnings()
     with watch("load"):
-        inputs = load_inputs(cfg)
-        check_sizes(inputs, cfg)
-        if folder:
-            require_room(folder, size_in_bytes(inputs.dense))
+        inputs, target = prepare(cfg, folder)
+        state = state if state and has_room(state, inputs.blocks) else None
+        cache = expand(cfg.calibration.cache) if cfg.calibration.cache else cache or state
     dense, blocks = inputs.dense, inputs.blocks
     with watch("calibrate"):
-        statistics = measure_statistics(inputs, cfg)
+        statistics = measure_statistics(inputs, cfg, cache)
     with watch("rank"):
         context = Context.seeded(cfg.seed, cfg.compensation.ridge_lambda)
         scores = rank(dense, blocks, statistics, inputs.groups, cfg.ranker, context)
     with watch("plan"):
-        plan = choose_sizes(inputs, cfg, statistics, scores)
+        plan = choose_sizes(target, inputs, cfg, statistics, scores, cache)
         kept = tuple(keep(*each) for each in zip(scores, blocks, plan.sizes, strict=True))
     with watch("compensate"):
         dropped, _ = compensate(dense, blocks, statistics, kept, UNCOMPENSATED)
-        pruned, errors = repair(inputs, cfg, statistics, plan.sizes, kept)
+        pruned, errors = repair(inputs, cfg, statistics, plan, kept, state)
     with watch("evaluate"):
         models = {"dense": dense, "uncompensated": dropped, "pruned": pruned}
         found, probe = halving_batches(lambda c: examine(models, inputs, c), cfg, "evaluation")
-        warn_near_chance(found.evaluations["dense"].top1, found.labelled_images, inputs.spec.args["num_classes"])
     with watch("export"):
-        manifest = make_manifest(dense, pruned, inputs.spec, cfg)
+        manifest, files = make_manifest(dense, pruned, inputs.spec, cfg), None
         if folder:
             export(pruned, manifest, folder, probe)
-    report = make_report(
-        cfg, inputs, manifest, blocks_of(pruned), errors, found, plan.predicted, watch.seconds, warnings
-    )
+            files = export_formats(pruned, manifest, inputs, cfg, folder)
+    report = make_report(cfg, inputs, manifest, blocks_of(pruned), errors, found, plan, files, watch.seconds, warnings)
     if folder:
         write_plan(plan, blocks, folder)
         write_report(report, folder)
     return PruneResult(pruned, report)
 
 
+def prepare(cfg: PruneConfig, folder: Path | None) -> tuple[Inputs, SizePlan | Budget]:
+    """What the run works on, and what it is to reach. Raises CorpError for all that can be known before long work."""
+    if cfg.dry_run:
+        raise CorpError("dry_run=true is for the command corp prune; from Python, see corp_cli.dry_run.foresee.")
+    require_packages(cfg.export)
+    inputs = load_inputs(cfg)
+    require_labels(cfg.gate, inputs.evaluation.labelled)
+    target = make_target(inputs, cfg)
+    if folder:
+        require_room(folder, size_in_bytes(inputs.dense))
+    return inputs, target
+
+
 def repair(
-    inputs: Inputs, cfg: PruneConfig, statistics: Statistics, sizes: tuple[Sizes, ...], kept: Plan
+    inputs: Inputs, cfg: PruneConfig, statistics: Statistics, plan: SizePlan, kept: Plan, state: Path | None
 ) -> tuple[nn.Module, Errors]:
     """One-shot from the statistics of the dense model, or block by block on the stream of the blocks before."""
-    dense, blocks = inputs.dense, inputs.blocks
-    if cfg.compensation.propagate == "none":
-        return compensate(dense, blocks, statistics, kept, cfg.compensation)
-    return halving_batches(
-        lambda c: compensate_sequentially(
-            dense, blocks, sizes, calibration_batches(inputs, c), inputs.groups, c, inputs.device
-        ),
-        cfg,
-        "calibration",
-    )
+    dense, blocks, sizes = inputs.dense, inputs.blocks, plan.sizes
+    if cfg.compensation.propagate == "none" or cannot_walk(dense):
+        pruned, errors = compensate(dense, blocks, statistics, kept, cfg.compensation)
+    else:
+        progress = make_progress(state, inputs, cfg, sizes)
+        pruned, errors = halving_batches(
+            lambda c: compensate_sequentially(
+                dense, blocks, sizes, calibration_batches(inputs, c), inputs.groups, c, inputs.device, progress
+            ),
+            cfg,
+            "calibration",
+        )
+    if plan.tokens is not None:
+        skip_unread(pruned, plan.tokens)
+    return pruned, errors
 
 
 def examine(models: dict[str, nn.Module], inputs: Inputs, cfg: PruneConfig) -> tuple[Findings, Tensor]:
     """(what is found of the models on the evaluation images, the batch that they were timed on)."""
     probe = first_images(inputs, cfg.evaluation.batch_size)
-    return judge(models, evaluation_batches(inputs, cfg), probe, cfg.evaluation.throughput_batches), probe
+    found = judge(models, evaluation_batches(inputs, cfg), probe, cfg.evaluation.throughput_batches)
+    warn_near_chance(found.evaluations["dense"].top1, found.labelled_images, inputs.spec.args["num_classes"])
+    return found, probe
 
 
-def run(cfg: PruneConfig, output_dir: Path) -> None:
-    """`corp prune`: prune, write, and show what was found."""
-    with plain_memory_errors():
-        show(prune(cfg, output_dir).report, output_dir)
+def run(cfg: PruneConfig, output_dir: Path, cache: Path | None = None) -> None:
+    """`corp prune`: prune, write, and show what was found. Raises GateError where a limit of `cfg.gate` is broken.
+
+    What an interrupted run has done stays in `output_dir`.
+    """
+    state = output_dir / STATE
+    try:
+        with plain_memory_errors():
+            report = prune(cfg, output_dir, cache, state).report
+    except CorpError:
+        remove_state(state)
+        raise
+    remove_state(state)
+    show(report, output_dir)
+    require_within(cfg.gate, rounded(asdict(report)), str(output_dir))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from corp_cli.latency import latency_budget
 from corp_cli.measure import statistics_key
 from corp_cli.models.blocks import GROUPS, Block, Sizes
 from corp_cli.models.read_block import needed_tokens
+from corp_cli.output import write_cache
 from corp_cli.rank import Scores, uniform_sizes
 from corp_cli.sources import expand
 from corp_cli.statistics import Statistics
@@ -121,8 +123,8 @@ def _measured_curves(
             return found
     batches = list(curve_batches(inputs, cfg))
     curves = damage_curves(inputs.dense, inputs.blocks, statistics, scores, context, anchors, wanted, batches, cfg)
-    if path is not None:
-        write_curves(curves, key, path)
+    if cache is not None and path is not None:
+        write_cache(partial(write_curves, curves, key, path), cache)
     return curves
 
 

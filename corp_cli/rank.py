@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from corp_cli import console
 from corp_cli.config import RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.linalg.obs import removal_order
@@ -185,7 +186,7 @@ def rank(
     """Scores of every block."""
     return tuple(
         rank_block(block_weights(model, block), found, block, groups, cfg, context)
-        for block, found in zip(blocks, statistics, strict=True)
+        for block, found in console.track(zip(blocks, statistics, strict=True), "rank", len(blocks))
     )
 
 

@@ -21,6 +21,7 @@ from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loading import DATA_KEYS, ModelSpec, parameters, skeleton
 from corp_cli.models.resize import resize
 from corp_cli.output import write_json
+from corp_cli.plan import SizePlan
 from corp_cli.sources import ImageSet
 
 SCHEMA_VERSION = 1
@@ -42,6 +43,7 @@ class Report:
     evaluation: dict[str, Any]
     throughput: dict[str, Any] | None
     blocks: list[dict[str, Any]]
+    export: list[dict[str, Any]] | None
     stage_seconds: dict[str, float]
     peak_memory_mib: dict[str, float | None]
     warnings: list[str]
@@ -114,7 +116,8 @@ def make_report(
     pruned: tuple[Block, ...],
     errors: Errors,
     found: Findings,
-    predicted_kl: float | None,
+    plan: SizePlan,
+    files: list[dict[str, Any]] | None,
     seconds: dict[str, float],
     warnings: list[str],
 ) -> Report:
@@ -137,7 +140,9 @@ def make_report(
             "asked": cfg.sparsity.fractions(),
             "achieved": achieved_sparsity(inputs.blocks, pruned),
             "skipped": inputs.skipped,
-            "predicted_kl": predicted_kl,
+            "last_block_tokens": plan.tokens,
+            "predicted_kl": plan.predicted_kl,
+            "predicted_speedup": plan.predicted_speedup,
         },
         calibration=image_facts(inputs.calibration, inputs.calibrated),
         evaluation={
@@ -153,6 +158,7 @@ def make_report(
             "speedup": speed["pruned"] / speed["dense"],
         },
         blocks=block_rows(inputs.blocks, pruned, errors),
+        export=files,
         stage_seconds=seconds,
         peak_memory_mib=peak_memory_mib(inputs.device),
         warnings=warnings,

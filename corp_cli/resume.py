@@ -43,9 +43,12 @@ class Progress:
         tensors = {k: v.cpu().contiguous() for k, v in pruned.get_submodule(block.name).state_dict().items()}
         path = self.path(index)
         partial = path.with_suffix(".partial")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial, metadata={FORMAT: json.dumps(content)})
-        os.replace(partial, path)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, partial, metadata={FORMAT: json.dumps(content)})
+            os.replace(partial, path)
+        except (OSError, SafetensorError):  # the run can do without it
+            partial.unlink(missing_ok=True)
 
     def read(self, index: int, block: Block, pruned: nn.Module) -> dict[str, GroupError] | None:
         """Put a kept block into `pruned` and give its errors; None where none is kept."""

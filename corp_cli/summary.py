@@ -11,6 +11,13 @@ from corp_cli.export import CHECKPOINT
 from corp_cli.plan import PLAN
 from corp_cli.report import REPORT, Report
 
+FIDELITY = (
+    ("agreement", "agreement", "{:.1f}%"),
+    ("kl", "KL to dense", "{:.3f}"),
+    ("cosine", "cosine to dense", "{:.4f}"),
+    ("cka", "CKA with dense", "{:.4f}"),
+)
+
 
 def _change(dense: float, pruned: float, unit: float, suffix: str, digits: int) -> tuple[str, str, str]:
     change = f"{100 * (pruned / dense - 1):+.1f}%" if dense else ""
@@ -31,17 +38,18 @@ def summary(report: Report) -> Table:
         fast = report.throughput["images_per_second"]
         table.add_row("images/s", *_change(fast["dense"], fast["pruned"], 1, "", 0))
     before, after = report.evaluation["uncompensated"], report.evaluation["pruned"]
-    if report.evaluation["dense"]["top1"] is not None:
-        for key, label in (("top1", "top-1"), ("top5", "top-5")):
-            base = report.evaluation["dense"][key]
+    for key, label in (("top1", "top-1"), ("top5", "top-5"), ("knn_top1", "k-NN top-1")):
+        base = report.evaluation["dense"][key]
+        if base is not None:
             table.add_row(
                 label,
                 f"{base:.1f}%",
                 f"{after[key]:.1f}%",
                 f"{after[key] - base:+.1f} (uncompensated {before[key]:.1f}%)",
             )
-    table.add_row("agreement", "", f"{after['agreement']:.1f}%", f"(uncompensated {before['agreement']:.1f}%)")
-    table.add_row("KL to dense", "", f"{after['kl']:.3f}", f"(uncompensated {before['kl']:.3f})")
+    for key, label, form in FIDELITY:
+        if after[key] is not None:
+            table.add_row(label, "", form.format(after[key]), f"(uncompensated {form.format(before[key])})")
     return table
 
 
@@ -49,7 +57,7 @@ def show(report: Report, folder: Path) -> None:
     """The table, on which images it was measured, and one line that says where everything is."""
     out, seen = console.out(), report.evaluation
     out.print(summary(report))
-    what = "accuracy and fidelity" if seen["dense"]["top1"] is not None else "fidelity (no labels)"
+    what = "accuracy and fidelity" if seen["labelled_images"] else "fidelity (no labels)"
     out.print(
         f"Calibrated on {report.calibration['images']} images of {report.calibration['source']}; "
         f"{what} on {seen['images']} images of {seen['source']}"
@@ -59,4 +67,5 @@ def show(report: Report, folder: Path) -> None:
     for line in report.sparsity["skipped"]:
         console.warn(f"left alone: {line}")
     seconds = sum(report.stage_seconds.values())
-    out.print(f"Wrote {CHECKPOINT}, {REPORT} and {PLAN} to {folder} in {seconds:.1f} s.", markup=False)
+    exported = "".join(f", {file['file']}" for file in report.export or [])
+    out.print(f"Wrote {CHECKPOINT}{exported}, {REPORT} and {PLAN} to {folder} in {seconds:.1f} s.", markup=False)

@@ -40,6 +40,7 @@ QUICK = ["calibration.num_workers=0", "evaluation.num_workers=0", "calibration.n
 NOTE = re.compile(r"corp: (warning: |images are seen at |statistics of )")  # said besides the sentence
 PHOTOS = ["calibration.path=photos", *QUICK]
 TIMM = ["model.name=vit_tiny_patch16_224", "model.pretrained=false", "+model.args.depth=1"]
+LIMIT = ["gate.max_top1_drop=1"]
 DENSE = ["prune", *QUICK, "model.checkpoint=dense.safetensors"]
 
 
@@ -378,6 +379,27 @@ COMMANDS = [
     Case("bench nothing", ["bench"], ("corp bench checkpoint=",)),
     Case("bench at an unknown dtype", ["bench", "checkpoint=a", "dtypes=[int8]"], ("bfloat16",)),
     Case("bench a missing file", ["bench", "checkpoint=nope"], ("nope does not exist",)),
+    Case("check nothing", ["check"], ("corp check report.json --against",)),
+    Case("check without a baseline or a limit", ["check", "r.json"], ("--against", "gate.max_top1_drop")),
+    Case("check a missing file", ["check", "r.json", "--against", "b.json"], ("report=r.json cannot be read",)),
+    Case("check two reports", ["check", "r.json", "b.json"], ("--against b.json",)),
+    Case("check half a report", ["check", "r.json", *LIMIT], ("not whole JSON",), written("r.json", '{"schema')),
+    Case("check a list", ["check", "r.json", *LIMIT], ("is not a report",), written("r.json", "[]")),
+    Case("check a checkpoint", ["check", str(WEIGHTS), *LIMIT], ("not whole JSON",)),
+    Case(
+        "check another schema version",
+        ["check", "r.json", *LIMIT],
+        ("schema_version 7",),
+        written("r.json", '{"schema_version": 7, "model": {"timm_name": "x"}}'),
+    ),
+    Case("check with a misspelt tolerance", ["check", "r.json", "gate.top1=1"], ("did you mean gate.top1_drop?",)),
+    Case("prune with a tolerance", ["prune", *QUICK, "gate.top1_drop=1"], ("did you mean gate.max_top1_drop?",)),
+    Case(
+        "prune with a limit that needs labels",
+        ["prune", *QUICK, "evaluation.path=photos", "gate.max_top1_drop=1"],
+        ("gate.max_top1_drop needs labels",),
+        photos,
+    ),
     Case("info of nothing", ["info"], ("corp info checkpoint=",)),
     Case("info of dense weights", ["info", f"checkpoint={WEIGHTS}"], ("not written by corp prune",)),
 ]

@@ -19,7 +19,7 @@ PAGES = (
     "CHANGELOG.md",
     *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
 )
-FLAGS = {"-m", "--multirun", "--cfg", "--help", "--config-dir"}
+FLAGS = {"-m", "--multirun", "--cfg", "--help", "--config-dir", "--dry-run"}
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PruneConfig, Path]]:
     """What the pipeline was asked to run, in order; each run writes one file."""
     asked: list[tuple[PruneConfig, Path]] = []
 
-    def run(cfg: PruneConfig, output_dir: Path) -> None:
+    def run(cfg: PruneConfig, output_dir: Path, cache: Path | None) -> None:
         asked.append((cfg, output_dir))
         (output_dir / "pruned.safetensors").touch()
 
@@ -53,7 +53,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PruneConfig, Path]]:
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException, leaving: str = "") -> None:
     """Let every run raise `error`, after it has written the file `leaving`."""
 
-    def run(cfg: PruneConfig, output_dir: Path) -> None:
+    def run(cfg: PruneConfig, output_dir: Path, cache: Path | None) -> None:
         if leaving:
             (output_dir / leaving).touch()
         raise error
@@ -121,7 +121,7 @@ def test_no_torch_before_the_work_begins(argv: list[str]) -> None:
 def test_python_m_corp_cli() -> None:
     done = subprocess.run([sys.executable, "-m", "corp_cli", "prun"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "corp: There is no command prun, only prune, evaluate, bench, info; did you mean prune?\n"
+    assert done.stderr == f"corp: There is no command prun, only {', '.join(COMMANDS)}; did you mean prune?\n"
 
 
 def test_hydra_help_and_info(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_prune_writes_only_its_output_folder(
     before = dict(os.environ), list(sys.argv)
     assert main(["prune"]) == 0
     hydra = [f".hydra/{name}.yaml" for name in ("config", "hydra", "overrides")]
-    written = [str(runs[0][1].relative_to(Path.cwd()) / name) for name in (*hydra, "pruned.safetensors")]
+    written = [str(runs[0][1].relative_to(Path.cwd()) / name) for name in (*hydra, "prune.log", "pruned.safetensors")]
     assert files() == written
     assert (dict(os.environ), sys.argv) == before
     assert capsys.readouterr() == ("", "")
@@ -236,7 +236,7 @@ def test_multirun_runs_every_job(runs: list[tuple[PruneConfig, Path]], capsys: p
 def test_multirun_goes_on_after_a_failed_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(cfg: PruneConfig, output_dir: Path) -> None:
+    def run(cfg: PruneConfig, output_dir: Path, cache: Path | None) -> None:
         if cfg.seed != 2:
             raise CorpError("no such luck.") if cfg.seed == 1 else ValueError("bug")
         (output_dir / "pruned.safetensors").touch()
@@ -279,7 +279,7 @@ def test_error_in_the_process_of_a_launcher_reaches_hydra(
 CHOICES = ["deit_base", "vit_digits", "vit_tiny"]
 MISTAKES = [
     (["prun"], ["prun", "did you mean prune?"]),
-    (["shrink"], ["shrink", "prune, evaluate, bench, info"]),
+    (["shrink"], ["shrink", ", ".join(COMMANDS)]),
     (["model=deit_tiny"], ["corp prune model=deit_tiny"]),
     (["-m", "prune"], ["-m", "must follow a command"]),
     (["prune", "modl=deit_tiny"], ["no key modl", "did you mean model?"]),
@@ -457,7 +457,7 @@ def test_closed_pipe_is_quiet() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("corp ", ["prune", "evaluate", "bench", "info"]),
+        ("corp ", list(COMMANDS)),
         ("corp evaluate mod", ["model.", "model="]),
         ("corp evaluate sparsi", []),
         ("corp evaluate evaluation.path=ph", ["evaluation.path=photos/"]),
@@ -470,11 +470,23 @@ def test_closed_pipe_is_quiet() -> None:
         ("corp prune ranker.qk=", ["ranker.qk=activation", "ranker.qk=magnitude", "ranker.qk=random"]),
         ("corp prune compensation.qk=s", ["compensation.qk=sylvester"]),
         ("corp prune --mul", ["--multirun"]),
+        ("corp prune --dr", ["--dry-run"]),
+        ("corp prune --dry-run dry", ["dry_run="]),
+        ("corp evaluate --dr", []),
+        ("corp doc", ["doctor"]),
         ("corp prune -m see", ["seed="]),
         ("corp prune calibration.path=ph", ["calibration.path=photos/"]),
         ("corp prune --config-dir ph", ["photos/"]),
         ("corp prune --config-dir photos model=n", ["model=net"]),
         ("corp info check", ["checkpoint="]),
+        ("corp prune gate=", ["gate=none"]),
+        ("corp export format=o", ["format=onnx"]),
+        ("corp prune export=o", ["export=onnx"]),
+        ("corp check ph", ["photos/"]),
+        ("corp check photos/a.jpg --aga", ["--against"]),
+        ("corp check photos/a.jpg --against photos/a", ["photos/a.jpg"]),
+        ("corp check photos/a.jpg --against b.json gate.top1", ["gate.top1_drop="]),
+        ("corp check gate=s", ["gate=strict"]),
         ("corp info checkpoint=photos/", ["checkpoint=photos/a.jpg", "checkpoint=photos/model/"]),
     ],
 )

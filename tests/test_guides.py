@@ -18,7 +18,7 @@ from corp_cli.config import PruneConfig
 from corp_cli.models.bundled import BUNDLED
 from tests.documents import check_understood, code_blocks, commands, commands_of, is_plain, read, write_yaml
 
-GUIDES = ("first-steps", "your-model", "your-data", "problems")
+GUIDES = ("first-steps", "your-model", "your-data", "export", "ci", "problems")
 DIGITS = BUNDLED["vit_digits"]
 
 

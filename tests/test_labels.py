@@ -79,8 +79,10 @@ def test_a_datasets_own_order_and_labels_win() -> None:
     assert with_labels(image_set("x", labels=(5,)), head(3)).images.labels == (5,)
 
 
-def test_a_model_without_a_classifier_has_no_labels() -> None:
-    assert with_labels(image_set("0", labels=(0,)), head(0)).images.labels is None
+def test_folders_are_classes_of_their_own_where_the_model_has_none() -> None:
+    assert with_labels(image_set("cat", "", "ant", "cat"), head(0)).images.labels == (1, -1, 0, 1)
+    assert with_labels(image_set("cat", "cat"), head(0)).images.labels is None
+    assert with_labels(image_set("a", "b", labels=(5, 0)), head(0)).images.labels == (5, 0)
     with pytest.raises(CorpError, match=r"evaluation\.class_map needs a classifier"):
         labelled(image_set("0"), EvaluationConfig(class_map="x"), head(0))
 

@@ -16,7 +16,6 @@ from corp_cli.calibrate import Calibration
 from corp_cli.config import CalibrationConfig, EvaluationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.memory import halving_batches, is_out_of_memory, plain_memory_errors
-from corp_cli.metrics import RunningMetrics
 from corp_cli.pipeline import prune
 from tests.recipes import PAPER
 
@@ -113,7 +112,7 @@ def test_statistics_of_a_half_processed_batch_do_not_count(
 def test_evaluation_is_halved_too(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, measure = prune(config()).report.evaluation, evaluate.measure
 
-    def tight(models: dict[str, nn.Module], batches: Iterator[tuple[Tensor, Tensor]]) -> dict[str, RunningMetrics]:
+    def tight(models: dict[str, nn.Module], batches: Iterator[tuple[Tensor, Tensor]]) -> dict[str, evaluate.Running]:
         def checked() -> Iterator[tuple[Tensor, Tensor]]:
             for images, labels in batches:
                 if len(images) > 8:

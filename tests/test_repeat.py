@@ -31,6 +31,17 @@ def test_a_saved_config_repeats_its_run_bit_for_bit(tmp_path: Path) -> None:
     assert untimed(again) == untimed(first)
     assert untimed(first)["seed"] == 5
     assert len(untimed(first)["calibration"]["list_sha256"]) == 64
+    zero = [f"gate.{key}=0" for key in ("top1_drop", "top5_drop", "agreement_drop", "kl", "macs", "params")]
+    corp(tmp_path, "check", "again/report.json", "--against", "first/report.json", *zero)
+
+
+def test_two_runs_under_a_budget_report_the_same(tmp_path: Path) -> None:
+    for run in ("first", "again"):
+        corp(tmp_path, "prune", *QUICK, "sparsity.macs=0.4", f"hydra.run.dir={run}")
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert untimed(again) == untimed(first)
+    assert (again / "pruned.safetensors").read_bytes() == (first / "pruned.safetensors").read_bytes()
+    assert (again / "plan.yaml").read_text() == (first / "plan.yaml").read_text()
 
 
 def test_another_seed_chooses_other_images(tmp_path: Path) -> None:

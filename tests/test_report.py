@@ -20,7 +20,7 @@ from corp_cli.sweep import Row
 
 SCHEMAS = Path(corp_cli.__file__).parent / "schemas"
 DOCS = Path(__file__).parents[1] / "docs" / "report.md"
-NAMES = ("report", "evaluation", "bench")
+NAMES = ("report", "evaluation", "bench", "export")
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -71,13 +71,15 @@ def in_order(content: Any, part: dict[str, Any], root: dict[str, Any]) -> None:
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The file that each command writes, for one small model."""
     folder = tmp_path_factory.mktemp("written")
-    quick = ["evaluation.num_images=100", "device=cpu", "evaluation.num_workers=0"]
+    few = ["evaluation.num_images=100", "evaluation.num_workers=0"]
+    quick = [*few, "device=cpu"]
     prune = ["calibration.num_images=64", "calibration.num_workers=0", "evaluation.throughput_batches=1"]
     checkpoint = f"checkpoint={folder}/report/pruned.safetensors"
     for command, name, args in (
-        ("prune", "report", [*quick, *prune]),
+        ("prune", "report", [*quick, *prune, "export.formats=[torchscript]"]),
         ("evaluate", "evaluation", [*quick, checkpoint, "model=vit_digits"]),
         ("bench", "bench", [checkpoint, "device=cpu", "runs=1", "batch_sizes=[1,2]", "dtypes=[float32,bfloat16]"]),
+        ("export", "export", [*few, checkpoint, "format=torchscript", "evaluation.throughput_batches=1"]),
     ):
         assert main([command, *args, f"hydra.run.dir={folder}/{name}"]) == 0
     return {name: folder / name / f"{name}.json" for name in NAMES}
