@@ -121,7 +121,7 @@ def report(error: Exception, where: str = "") -> int:
 def run_prune(config: PruneConfig, output_dir: Path) -> None:
     """The job of `corp prune`."""
     if config.dry_run:
-        from corp_cli import dry_run
+        from corp_cli.commands import dry_run
 
         return dry_run.run(config)
     from corp_cli import pipeline, sweep
@@ -131,42 +131,42 @@ def run_prune(config: PruneConfig, output_dir: Path) -> None:
 
 def run_evaluate(config: EvaluateConfig, output_dir: Path) -> None:
     """The job of `corp evaluate`."""
-    from corp_cli import evaluate_command
+    from corp_cli.commands import evaluate
 
-    evaluate_command.run(config, output_dir)
+    evaluate.run(config, output_dir)
 
 
 def run_bench(config: BenchConfig, output_dir: Path) -> None:
     """The job of `corp bench`."""
-    from corp_cli import bench
+    from corp_cli.commands import bench
 
     bench.run(config, output_dir)
 
 
 def run_export(config: ExportConfig, output_dir: Path) -> None:
     """The job of `corp export`."""
-    from corp_cli import export_command
+    from corp_cli.commands import export
 
-    export_command.run(config, output_dir)
+    export.run(config, output_dir)
 
 
 def run_check(config: CheckConfig, output_dir: Path) -> None:
     """The job of `corp check`; it writes nothing to `output_dir`."""
-    from corp_cli import check
+    from corp_cli.commands import check
 
     check.run(config)
 
 
 def run_info(config: InfoConfig, output_dir: Path) -> None:
     """The job of `corp info`; it writes nothing to `output_dir`."""
-    from corp_cli import info
+    from corp_cli.commands import info
 
     info.describe(str(config.checkpoint))
 
 
 def run_doctor(config: DoctorConfig, output_dir: Path) -> None:
     """The job of `corp doctor`; it writes nothing to `output_dir`."""
-    from corp_cli import doctor
+    from corp_cli.commands import doctor
 
     doctor.run()
 

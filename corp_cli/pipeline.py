@@ -99,7 +99,9 @@ def prune(
 def prepare(cfg: PruneConfig, folder: Path | None) -> tuple[Inputs, SizePlan | Budget]:
     """What the run works on, and what it is to reach. Raises CorpError for all that can be known before long work."""
     if cfg.dry_run:
-        raise CorpError("dry_run=true is for the command corp prune; from Python, see corp_cli.dry_run.foresee.")
+        raise CorpError(
+            "dry_run=true is for the command corp prune; from Python, see corp_cli.commands.dry_run.foresee."
+        )
     require_packages(cfg.export)
     inputs = load_inputs(cfg)
     require_labels(cfg.gate, inputs.evaluation.labelled)

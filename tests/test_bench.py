@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corp_cli.bench import Subject, time_setting, timing
-from corp_cli.bench_notes import explain
 from corp_cli.cli import main
+from corp_cli.commands.bench import Subject, time_setting, timing
+from corp_cli.commands.bench_notes import explain
 from corp_cli.config import BenchConfig
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.timing import Setting, Timing, pass_seconds

@@ -14,9 +14,9 @@ import torch
 from huggingface_hub import constants
 from packaging.requirements import Requirement
 
-from corp_cli import doctor
 from corp_cli.cli import main
-from corp_cli.doctor import Check
+from corp_cli.commands import doctor
+from corp_cli.commands.doctor import Check
 
 Usage = namedtuple("Usage", "total used free")
 

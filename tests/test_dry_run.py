@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from corp_cli import cli, dry_run, estimate, load_config
+from corp_cli import cli, load_config
 from corp_cli.cli import main
+from corp_cli.commands import dry_run, estimate
+from corp_cli.commands.dry_run import foresee
+from corp_cli.commands.estimate import Rates
 from corp_cli.config import PruneConfig
-from corp_cli.dry_run import foresee
 from corp_cli.errors import CorpError
-from corp_cli.estimate import Rates
 from corp_cli.pipeline import prune
 
 QUICK = [

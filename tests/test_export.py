@@ -280,7 +280,7 @@ def test_choices_that_do_not_go_together(args: dict[str, Any], said: str) -> Non
 
 
 def test_bundled_images_are_found_by_what_the_model_takes() -> None:
-    from corp_cli.export_command import bundled_images
+    from corp_cli.commands.export import bundled_images
 
     digits = BUNDLED["vit_digits"]
     assert bundled_images(ModelSpec(digits.timm_name, {}, digits.data)) == str(digits.evaluation)

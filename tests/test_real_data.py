@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from corp_cli.commands.evaluate import evaluate_command
 from corp_cli.config import (
     CalibrationConfig,
     EvaluateConfig,
@@ -16,7 +17,6 @@ from corp_cli.config import (
     PruneConfig,
     SparsityConfig,
 )
-from corp_cli.evaluate_command import evaluate_command
 from corp_cli.pipeline import prune
 from corp_cli.report import Report
 from tests.recipes import PAPER

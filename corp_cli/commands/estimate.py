@@ -23,7 +23,8 @@ from corp_cli.plan import SizePlan
 from corp_cli.sources import ImageSet
 from corp_cli.timing import pass_seconds
 
-# In forward passes of the dense model per image, from CPU time on one core: DeiT-Tiny; the bundled model takes up to 1.5 times as many.
+# In forward passes of the dense model per image, from CPU time on one core for DeiT-Tiny; the bundled model takes up
+# to 1.5 times as many.
 CALIBRATE = 1.7
 START = 1.1  # of sequential repair, which reads the images again
 REPAIR = 4.1

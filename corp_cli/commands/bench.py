@@ -14,8 +14,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from corp_cli import console
-from corp_cli.bench_notes import explain
 from corp_cli.checkpoint import load_pruned, read_manifest
+from corp_cli.commands.bench_notes import explain
 from corp_cli.config import BenchConfig, ModelConfig
 from corp_cli.data import resolve_device
 from corp_cli.environment import environment, peak_memory_mib
