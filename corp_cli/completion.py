@@ -10,9 +10,10 @@ from glob import escape, glob
 from pathlib import Path
 from typing import Sequence
 
-from corp_cli.config import COMPENSATIONS, CROP_MODES, DTYPES, INTERPOLATIONS, RANKERS
+from corp_cli.config import COMPENSATIONS, DTYPES, RANKERS
 from corp_cli.errors import CorpError
 from corp_cli.export_config import FORMATS, WEIGHTS
+from corp_cli.image_config import CROP_MODES, INTERPOLATIONS
 
 # Each function asks `corp -sc query` for candidates, one a line; no space follows those that end in '=', '.', '/'.
 # readline replaces only what follows the last of COMP_WORDBREAKS, so in bash candidates lose what stands before.

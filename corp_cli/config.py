@@ -12,6 +12,9 @@ from typing import Any, Dict, List, Optional
 from corp_cli.errors import CorpError
 from corp_cli.export_config import DEFAULT_OPSET, FORMATS, ExportOptions, require_export
 from corp_cli.gate_config import CheckConfig, LimitsConfig
+from corp_cli.image_config import CalibrationConfig as CalibrationConfig
+from corp_cli.image_config import DataConfig as DataConfig
+from corp_cli.image_config import EvaluationConfig as EvaluationConfig
 from corp_cli.ranges import require_at_least, require_choice, require_fraction
 
 SIMPLE_RANKERS = ("activation", "magnitude", "random")
@@ -28,8 +31,6 @@ COMPENSATIONS = {
     "propagate": ("none", "sequential"),
     "token_weights": ("uniform", "class_token", "rollout"),
 }
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-CROP_MODES = ("center", "squash", "border")
 BUDGETS = ("macs", "params", "latency")
 DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_JOINT = 0.5  # what `corp prune` removes when no sparsity is named
@@ -39,7 +40,7 @@ DEFAULT_JOINT = 0.5  # what `corp prune` removes when no sparsity is named
 class ModelConfig:
     """Which dense model to prune and where its weights come from."""
 
-    name: str = "vit_digits"  # a bundled model, a timm name, or hf-hub:owner/name
+    name: str = "vit_digits"  # a bundled model, a timm name, hf-hub:owner/name or transformers:FOLDER
     pretrained: bool = True  # weights from timm or the hub, unless `checkpoint` is given
     checkpoint: Optional[str] = None  # .safetensors, .pth or .bin of the same architecture
     args: Dict[str, Any] = field(default_factory=dict)  # passed to timm.create_model
@@ -152,80 +153,6 @@ class CompensationConfig:
         require_at_least("compensation.class_token_weight", self.class_token_weight, 0.0)
         for key in ("alpha", "beta", "token_floor"):
             require_fraction(f"compensation.{key}", getattr(self, key))
-
-
-@dataclass
-class DataConfig:
-    """How images are prepared for the model; None is what timm knows of the model."""
-
-    input_size: Any = None  # height and width: one number or [H, W]
-    interpolation: Optional[str] = None
-    crop_pct: Optional[float] = None  # side of the crop over the side that the image is resized to
-    crop_mode: Optional[str] = None
-    mean: Optional[List[float]] = None  # per channel, of values in [0, 1]
-    std: Optional[List[float]] = None
-
-    def __post_init__(self) -> None:
-        if self.input_size is not None:
-            size = [self.input_size] * 2 if isinstance(self.input_size, int) else self.input_size
-            if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
-                raise CorpError(f"data.input_size={self.input_size} is not a size; give one number or [height,width].")
-            self.input_size = size
-        if self.interpolation is not None:
-            require_choice("data.interpolation", self.interpolation, INTERPOLATIONS)
-        if self.crop_mode is not None:
-            require_choice("data.crop_mode", self.crop_mode, CROP_MODES)
-        if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
-            raise CorpError(f"data.crop_pct={self.crop_pct:g} is out of range; it must be above 0 and at most 1.")
-        for key, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and not (values and all(0 <= value <= 1 for value in values)):
-                raise CorpError(f"data.{key}={values} is out of range; give values in [0, 1], one per channel.")
-        if self.std is not None and not all(self.std):
-            raise CorpError(f"data.std={self.std} is out of range; every value must be above 0.")
-
-
-@dataclass
-class CalibrationConfig:
-    """The unlabelled images that the statistics are measured on."""
-
-    path: Optional[str] = None  # a folder, list or file of images, or a timm dataset; a bundled model brings its own
-    split: str = "train"  # of a timm dataset
-    root: Optional[str] = None  # where a timm dataset lies, or is cached
-    num_images: int = 1024
-    batch_size: int = 32
-    num_workers: int = 2
-    max_bad: float = 0.01  # fraction of the images that may be unreadable
-    cache: Optional[str] = None  # a folder, or a .safetensors, where statistics are kept for later runs
-
-    def __post_init__(self) -> None:
-        require_fraction("calibration.max_bad", self.max_bad)
-        require_at_least("calibration.num_images", self.num_images, 1)
-        require_at_least("calibration.batch_size", self.batch_size, 1)
-        require_at_least("calibration.num_workers", self.num_workers, 0)
-
-
-@dataclass
-class EvaluationConfig:
-    """The images that fidelity, accuracy and throughput are measured on."""
-
-    path: Optional[str] = None  # labelled when its sub-folders name classes; else fidelity only
-    split: str = "validation"  # of a timm dataset
-    root: Optional[str] = None  # where a timm dataset lies, or is cached
-    labels: Optional[str] = None  # a file that tells the class of every image
-    class_map: Optional[str] = None  # a file that tells the index of every class name
-    num_images: Optional[int] = None  # all of them
-    batch_size: int = 64
-    num_workers: int = 2
-    max_bad: float = 0.01  # fraction of the images that may be unreadable
-    throughput_batches: int = 10  # timed batches of the dense and the pruned model, in turn; 0 skips it
-
-    def __post_init__(self) -> None:
-        if self.num_images is not None:
-            require_at_least("evaluation.num_images", self.num_images, 1)
-        require_fraction("evaluation.max_bad", self.max_bad)
-        require_at_least("evaluation.batch_size", self.batch_size, 1)
-        require_at_least("evaluation.num_workers", self.num_workers, 0)
-        require_at_least("evaluation.throughput_batches", self.throughput_batches, 0)
 
 
 @dataclass

@@ -1,0 +1,86 @@
+"""The part of the schema that is about images: how they are prepared, which to calibrate on, and which to judge on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, Optional
+
+from corp_cli.errors import CorpError
+from corp_cli.ranges import require_at_least, require_choice, require_fraction
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+CROP_MODES = ("center", "squash", "border")
+
+
+@dataclass
+class DataConfig:
+    """How images are prepared for the model; None is what timm knows of the model."""
+
+    input_size: Any = None  # height and width: one number or [H, W]
+    interpolation: Optional[str] = None
+    crop_pct: Optional[float] = None  # side of the crop over the side that the image is resized to
+    crop_mode: Optional[str] = None
+    mean: Optional[List[float]] = None  # per channel, of values in [0, 1]
+    std: Optional[List[float]] = None
+
+    def __post_init__(self) -> None:
+        if self.input_size is not None:
+            size = [self.input_size] * 2 if isinstance(self.input_size, int) else self.input_size
+            if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+                raise CorpError(f"data.input_size={self.input_size} is not a size; give one number or [height,width].")
+            self.input_size = size
+        if self.interpolation is not None:
+            require_choice("data.interpolation", self.interpolation, INTERPOLATIONS)
+        if self.crop_mode is not None:
+            require_choice("data.crop_mode", self.crop_mode, CROP_MODES)
+        if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
+            raise CorpError(f"data.crop_pct={self.crop_pct:g} is out of range; it must be above 0 and at most 1.")
+        for key, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and not (values and all(0 <= value <= 1 for value in values)):
+                raise CorpError(f"data.{key}={values} is out of range; give values in [0, 1], one per channel.")
+        if self.std is not None and not all(self.std):
+            raise CorpError(f"data.std={self.std} is out of range; every value must be above 0.")
+
+
+@dataclass
+class CalibrationConfig:
+    """The unlabelled images that the statistics are measured on."""
+
+    path: Optional[str] = None  # a folder, list or file of images, or a timm dataset; a bundled model brings its own
+    split: str = "train"  # of a timm dataset
+    root: Optional[str] = None  # where a timm dataset lies, or is cached
+    num_images: int = 1024
+    batch_size: int = 32
+    num_workers: int = 2
+    max_bad: float = 0.01  # fraction of the images that may be unreadable
+    cache: Optional[str] = None  # a folder, or a .safetensors, where statistics are kept for later runs
+
+    def __post_init__(self) -> None:
+        require_fraction("calibration.max_bad", self.max_bad)
+        require_at_least("calibration.num_images", self.num_images, 1)
+        require_at_least("calibration.batch_size", self.batch_size, 1)
+        require_at_least("calibration.num_workers", self.num_workers, 0)
+
+
+@dataclass
+class EvaluationConfig:
+    """The images that fidelity, accuracy and throughput are measured on."""
+
+    path: Optional[str] = None  # labelled when its sub-folders name classes; else fidelity only
+    split: str = "validation"  # of a timm dataset
+    root: Optional[str] = None  # where a timm dataset lies, or is cached
+    labels: Optional[str] = None  # a file that tells the class of every image
+    class_map: Optional[str] = None  # a file that tells the index of every class name
+    num_images: Optional[int] = None  # all of them
+    batch_size: int = 64
+    num_workers: int = 2
+    max_bad: float = 0.01  # fraction of the images that may be unreadable
+    throughput_batches: int = 10  # timed batches of the dense and the pruned model, in turn; 0 skips it
+
+    def __post_init__(self) -> None:
+        if self.num_images is not None:
+            require_at_least("evaluation.num_images", self.num_images, 1)
+        require_fraction("evaluation.max_bad", self.max_bad)
+        require_at_least("evaluation.batch_size", self.batch_size, 1)
+        require_at_least("evaluation.num_workers", self.num_workers, 0)
+        require_at_least("evaluation.throughput_batches", self.throughput_batches, 0)
