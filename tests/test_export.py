@@ -26,7 +26,7 @@ from corp_cli.onnx_files import OnnxModel
 from corp_cli.parity import compare
 from tests import variants
 from tests.documents import read
-from tests.test_adapter import prune_half
+from tests.test_adapter import allowed, prune_half
 from tests.variants import logits
 
 FEW = ["evaluation.num_workers=0", "evaluation.num_images=100"]
@@ -147,8 +147,7 @@ def test_dense_model_on_random_images(tmp_path: Path, capsys: pytest.CaptureFixt
 def source_of(variant: str, unread: bool = False) -> Source:
     """A pruned variant, its queries narrower than its values."""
     model, (name, args) = variants.build(variant), variants.arguments(variant)
-    groups = QK_ONLY - variants.REFUSED.get(variant, {}).keys()
-    pruned = prune_half(model, variants.images(variant), groups).eval()
+    pruned = prune_half(model, variants.images(variant), (QK_ONLY & allowed(variant)) or allowed(variant)).eval()
     if unread:
         skip_unread(pruned, 1)
     size = args["img_size"]
@@ -160,8 +159,8 @@ def test_architectures(variant: str, tmp_path: Path) -> None:
     check(source_of(variant), variant, tmp_path, ["onnx"])
 
 
-@pytest.mark.parametrize("variant", ["registers", "qk_norm", "deit_distilled", "flexivit", "res_post_norm"])
-def test_more_architectures_as_torchscript(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", variants.VARIANTS)
+def test_every_architecture_as_torchscript(variant: str, tmp_path: Path) -> None:
     check(source_of(variant), variant, tmp_path, ["torchscript"])
 
 

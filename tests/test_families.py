@@ -19,7 +19,6 @@ from corp_cli.checkpoint import load_pruned
 from corp_cli.cli import main
 from corp_cli.config import CalibrationConfig, DataConfig, EvaluationConfig, ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
-from corp_cli.formats import Source
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.attention_maps import AttentionMaps
 from corp_cli.models.loading import ModelSpec
@@ -27,8 +26,6 @@ from corp_cli.pipeline import PruneResult, prune
 from corp_cli.summary import show
 from tests import variants
 from tests.documents import in_backticks, read
-from tests.test_adapter import allowed, prune_half
-from tests.test_export import check
 from tests.variants import logits
 
 FAMILIES = (
@@ -196,14 +193,6 @@ def test_rotary_images_of_another_size_are_refused(tmp_path: Path) -> None:
     cfg = config(name, args, tmp_path, mlp=0.5)
     with pytest.raises(CorpError, match=r"built for 2 x 2 patches, and .* '\+model\.args\.img_size="):
         prune(replace(cfg, data=DataConfig(input_size=[48, 48])))
-
-
-@pytest.mark.parametrize("variant", ["rope_mixed", "eva02_separate_qkv_sub_norm", "beit", "sam", "swin", "swinv2"])
-def test_pruned_families_are_exported(variant: str, tmp_path: Path) -> None:
-    name, args = variants.arguments(variant)
-    pruned = prune_half(variants.build(variant), variants.images(variant), allowed(variant)).eval()
-    source = Source(pruned, ModelSpec(name, args, {"input_size": [3, args["img_size"], args["img_size"]]}), None)
-    check(source, variant, tmp_path, ["torchscript"])
 
 
 # Variants that show what an option does, and not a model of timm as it is
