@@ -14,6 +14,7 @@ from typing import Callable
 import pytest
 
 import corp_cli
+from corp_cli import commands
 from corp_cli.cli import COMMANDS, main
 from corp_cli.completion import candidates
 from corp_cli.config import PruneConfig
@@ -29,12 +30,14 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
 
-def put_module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Callable[..., None]) -> None:
-    """Let `from corp_cli import <name>` find a module with these functions: no torch, no model."""
-    module = ModuleType(f"corp_cli.{name}")
+def put_module(
+    monkeypatch: pytest.MonkeyPatch, name: str, package: ModuleType = corp_cli, **functions: Callable[..., None]
+) -> None:
+    """Let `from <package> import <name>` find a module with these functions: no torch, no model."""
+    module = ModuleType(f"{package.__name__}.{name}")
     vars(module).update(functions)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(corp_cli, name, module, raising=False)
+    monkeypatch.setattr(package, name, module, raising=False)
 
 
 @pytest.fixture
@@ -214,7 +217,7 @@ def test_own_configs(runs: list[tuple[PruneConfig, Path]]) -> None:
 
 def test_info_describes_the_file_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     described: list[str] = []
-    put_module(monkeypatch, "info", describe=described.append)
+    put_module(monkeypatch, "info", commands, describe=described.append)
     assert main(["info", "checkpoint=outputs/x/pruned.safetensors"]) == 0
     assert described == ["outputs/x/pruned.safetensors"]
     assert not list(Path().iterdir())
