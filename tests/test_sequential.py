@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from corp_cli.checkpoint import Manifest, load_pruned, write_checkpoint
 from corp_cli.config import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
+from corp_cli.models.loading import ModelSpec
+from corp_cli.models.resize import pruned_sizes
 from corp_cli.models.streams import enter, head, logits_from, read_tokens, sublayers, tokens
 from corp_cli.rank import check_supported, uniform_sizes
 from corp_cli.sequential import compensate_sequentially, inverse_gain, start_streams
@@ -67,6 +72,18 @@ def test_every_variant_is_cut_and_repaired(variant: str) -> None:
             2 if "heads" in refused else 1,
         )
         assert new.sizes == expected
+
+
+@EVERY
+def test_a_model_that_keeps_its_mlp_comes_back(variant: str, tmp_path: Path) -> None:
+    """The repair gives biases to layers that had none; the manifest must say so of layers of the dense size too."""
+    model, x = variants.build(variant), variants.images(variant, 8)
+    pruned = repair(model, x, SparsityConfig(qk=0.5, round_to=1, skip_unsupported=True), config())
+    name, args = variants.arguments(variant)
+    path = tmp_path / "pruned.safetensors"
+    spec = ModelSpec(name, args, {"input_size": list(x.shape[1:])})
+    write_checkpoint(pruned, Manifest(spec, pruned_sizes(pruned, model), {}, "0" * 64), path)
+    assert torch.equal(logits(load_pruned(path), x), logits(pruned, x))
 
 
 @pytest.mark.parametrize("token_weights", ["class_token", "rollout"])

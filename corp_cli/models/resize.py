@@ -9,6 +9,7 @@ from torch import nn
 
 from corp_cli.models.adapter import blocks_of, resize_attention, resize_mlp
 from corp_cli.models.attention import AttentionSizes, PrunedAttention
+from corp_cli.models.blocks import Block
 from corp_cli.models.read_block import ReadBlock, put_read_block
 
 
@@ -44,13 +45,17 @@ def pruned_sizes(pruned: nn.Module, dense: nn.Module) -> dict[str, PrunedSizes]:
         if isinstance(module, PrunedAttention):
             biases = module.qkv.bias is not None, module.proj.bias is not None
             attn = AttentionSizes(new.sizes.heads, new.sizes.qk, new.sizes.vo, new.scale, *biases)
-        if new.sizes.mlp != old.sizes.mlp:
-            fc2 = cast(nn.Linear, pruned.get_submodule(f"{new.mlp}.fc2"))
-            mlp = MlpSizes(new.sizes.mlp, fc2.bias is not None)
+        if new.sizes.mlp > 0 and _mlp_sizes(pruned, new) != _mlp_sizes(dense, old):
+            mlp = _mlp_sizes(pruned, new)
         whole = pruned.get_submodule(new.name)
         if attn or mlp:
             found[new.name] = PrunedSizes(attn, mlp, whole.tokens if isinstance(whole, ReadBlock) else None)
     return found
+
+
+def _mlp_sizes(model: nn.Module, block: Block) -> MlpSizes:
+    fc2 = cast(nn.Linear, model.get_submodule(f"{block.mlp}.fc2"))
+    return MlpSizes(block.sizes.mlp, fc2.bias is not None)
 
 
 def resize(dense: nn.Module, sizes: dict[str, PrunedSizes]) -> None:
