@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
 from corp_cli.models.loading import ModelSpec, empty_model, state_tensors
 from corp_cli.models.resize import PrunedSizes, resize, sizes_from_json
+from corp_cli.tensor_files import save_whole
 
 FORMAT = "corp-pruned"
 FORMAT_VERSION = 2  # 1 knew no blocks that update only some tokens
@@ -50,19 +50,10 @@ def weights_sha256(model: nn.Module) -> str:
 
 def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path) -> None:
     """Write tensors and manifest to `path`, which appears only when whole. Raises CorpError if it cannot be written."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()  # with the user's umask; safetensors alone makes files that only their owner can read
-        mode = partial.stat().st_mode
-        # One entry only: safetensors writes several in an order that differs from process to process.
-        save_file(state_tensors(model), partial, metadata={FORMAT: manifest.to_json()})
-        partial.chmod(mode)
-        os.replace(partial, path)
+        save_whole(state_tensors(model), path, FORMAT, manifest.to_json())
     except (OSError, SafetensorError) as error:
         raise CorpError(f"{path} cannot be written ({error}); check space and permissions.") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from corp_cli.compensate import GroupError
@@ -19,6 +18,7 @@ from corp_cli.inputs import Inputs
 from corp_cli.measure import statistics_key
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.resize import PrunedSizes, pruned_sizes, resize, sizes_from_json
+from corp_cli.tensor_files import save_whole
 
 FORMAT = "corp-block"
 
@@ -41,14 +41,8 @@ class Progress:
         sizes = pruned_sizes(pruned, dense).get(block.name, PrunedSizes())
         content = {"sizes": asdict(sizes), "errors": {group: asdict(error) for group, error in errors.items()}}
         tensors = {k: v.cpu().contiguous() for k, v in pruned.get_submodule(block.name).state_dict().items()}
-        path = self.path(index)
-        partial = path.with_suffix(".partial")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, partial, metadata={FORMAT: json.dumps(content)})
-            os.replace(partial, path)
-        except (OSError, SafetensorError):  # the run can do without it
-            partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, SafetensorError):  # the run can do without it
+            save_whole(tensors, self.path(index), FORMAT, json.dumps(content))
 
     def read(self, index: int, block: Block, pruned: nn.Module) -> dict[str, GroupError] | None:
         """Put a kept block into `pruned` and give its errors; None where none is kept."""

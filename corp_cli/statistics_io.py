@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -14,12 +13,12 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from corp_cli.errors import CorpError
 from corp_cli.sources import ImageSet
 from corp_cli.statistics import BlockStatistics, Statistics
+from corp_cli.tensor_files import save_whole
 
 FORMAT = "corp-statistics"
 FORMAT_VERSION = 1
@@ -99,17 +98,11 @@ def write_statistics(kept: Kept, path: Path) -> None:
         "good": kept.good,
         "bad": kept.bad,
     }
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # runs of a sweep may write side by side
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial, metadata={FORMAT: json.dumps(content)})
-        os.replace(partial, path)
+        save_whole(tensors, path, FORMAT, json.dumps(content))
     except (OSError, SafetensorError) as error:
         why = f"calibration.cache: {path} cannot be written ({error})"
         raise CorpError(f"{why}; check space and permissions, or choose another place.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def read_statistics(path: Path, device: torch.device) -> Kept | None:

@@ -13,7 +13,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from corp_cli.checkpoint import FORMAT, FORMAT_VERSION, load_pruned, read_manifest
+from corp_cli import tensor_files
+from corp_cli.checkpoint import FORMAT, FORMAT_VERSION, load_pruned, read_manifest, write_checkpoint
 from corp_cli.commands.info import describe
 from corp_cli.config import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig
 from corp_cli.errors import CorpError
@@ -91,14 +92,12 @@ def test_other_files_are_refused_in_a_sentence(checkpoint: Path, tmp_path: Path,
 
 
 def test_nothing_half_written_stays(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from corp_cli import checkpoint as module
-
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "save_file", full)
+    monkeypatch.setattr(tensor_files, "save_file", full)
     with pytest.raises(CorpError, match="cannot be written"):
-        module.write_checkpoint(load_pruned(checkpoint), read_manifest(checkpoint), tmp_path / "pruned.safetensors")
+        write_checkpoint(load_pruned(checkpoint), read_manifest(checkpoint), tmp_path / "pruned.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
