@@ -28,6 +28,7 @@ from corp_cli.rank import kept_size
 
 BUDGETED = ("mlp", "qk", "vo")
 LEAST = 0.1  # a budget leaves at least this fraction of every group
+TIE = 1e-6  # fraction of the largest damage that does not count
 SECONDS = 60  # for the solver; it stops much earlier
 
 
@@ -60,9 +61,11 @@ def solve(choices: list[Choice], budget: float) -> tuple[list[int], float]:
     cost = np.concatenate([choice.cost for choice in choices])
     one_each = coo_array((np.ones(len(owner)), (owner, np.arange(len(owner)))), shape=(len(choices), len(owner)))
     scale = max(float(cost.max()), 1e-300)
+    # In units of the largest damage, times 1000 for the solver's absolute tolerance; among equals the larger sizes stay.
+    objective = 1e3 * (damage / max(float(damage.max()), 1e-300) + TIE * (1 - cost / scale))
     with no_stdout():
         found = milp(
-            damage,
+            objective,
             constraints=[
                 LinearConstraint(one_each.tocsc(), 1, 1),
                 LinearConstraint(cost[None] / scale, -np.inf, budget / scale),

@@ -27,9 +27,10 @@ ANCHORS = {0.2: (0.125, 0.25, 0.5, 0.75), 0.4: (0.25, 0.5, 0.75, 0.875)}
 
 @dataclass(frozen=True)
 class Curve:
-    """KL of the outputs to the dense model, in nats per image, at every kept size 0..dense of one group of one block.
+    """Damage per image at every kept size 0..dense of one group of one block.
 
-    It is measured at the anchors and interpolated between them along the closed-form reconstruction error.
+    It is the KL of the outputs to the dense model in nats, or 1 - cos of the features where there is no classifier,
+    measured at the anchors and interpolated between them along the closed-form reconstruction error.
     """
 
     block: int

@@ -74,6 +74,13 @@ def test_the_knapsack_finds_what_brute_force_finds(tables: list[list[tuple[int, 
     assert predicted == pytest.approx(min(feasible), abs=1e-2)
 
 
+def test_nothing_more_is_cut_than_asked_where_nothing_does_damage() -> None:
+    choices = [Choice(i, ("mlp",), ((8,), (16,), (32,)), (0.0, 0.0, 0.0), (8.0, 16.0, 32.0)) for i in range(4)]
+    taken, predicted = solve(choices, 100.0)
+    assert predicted == 0
+    assert sum(choice.cost[i] for choice, i in zip(choices, taken, strict=True)) == 96
+
+
 def test_a_budget_out_of_reach_is_refused() -> None:
     with pytest.raises(CorpError, match="budget cannot be met"):
         solve([Choice(0, ("mlp",), ((8,), (16,)), (1.0, 0.0), (8.0, 16.0))], 7.0)
