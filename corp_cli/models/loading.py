@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import timm
@@ -41,36 +41,46 @@ def load_dense(cfg: ModelConfig, data: DataConfig | None = None) -> tuple[nn.Mod
     `data` overrides the model's own preprocessing. Raises CorpError for an unknown name, weights out of reach, a
     checkpoint that does not fit, or preprocessing that does not suit the model.
     """
+    origin = _origin(cfg)
+    model = _create(origin.timm_name, origin.args, pretrained=cfg.pretrained and origin.state is None)
+    if origin.state is not None:
+        fit_state_dict(model, origin.state, origin.weights)
+    _require_finite(model)
+    if origin.label_names:
+        model.pretrained_cfg = {**model.pretrained_cfg, "label_names": origin.label_names}
+    spec = _spec(model, origin.timm_name, origin.args, origin.data)
+    return model.eval(), replace(spec, data=with_overrides(spec.data, data, model)) if data else spec
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a dense model is made of; where `state` is None, timm is asked for the weights."""
+
+    timm_name: str
+    args: dict[str, Any]
+    data: dict[str, Any]
+    state: dict[str, Tensor] | None
+    weights: str = ""  # where `state` comes from
+    label_names: list[str] = field(default_factory=list)
+
+
+def _origin(cfg: ModelConfig) -> Origin:
+    """The origin of a model of transformers, a bundled model, or one of timm."""
     if cfg.name.startswith(PREFIX):
-        return _load_rewritten(cfg, data)
+        if cfg.checkpoint:
+            raise CorpError(f"model.name={cfg.name} brings its weights along; leave out model.checkpoint.")
+        found = read_transformers(cfg.name)
+        args = {**found.args, **cfg.args}
+        return Origin(found.timm_name, args, found.data, found.state, cfg.name, found.label_names)
     bundled = BUNDLED.get(cfg.name)
-    name = bundled.timm_name if bundled else cfg.name
-    args = {**(bundled.args if bundled else {}), **cfg.args}
     checkpoint = expand(cfg.checkpoint) if cfg.checkpoint else bundled.weights if bundled else None
     state = read_state_dict(checkpoint) if checkpoint else None
-    model = _create(name, args, pretrained=cfg.pretrained and checkpoint is None)
-    if state is not None:
-        fit_state_dict(model, state, str(checkpoint))
-    _require_finite(model)
-    spec = _spec(model, name, args, bundled.data if bundled else {})
-    return model.eval(), replace(spec, data=with_overrides(spec.data, data, model)) if data else spec
+    if bundled is None:
+        return Origin(cfg.name, cfg.args, {}, state, str(checkpoint))
+    return Origin(bundled.timm_name, {**bundled.args, **cfg.args}, bundled.data, state, str(checkpoint))
 
 
-def _load_rewritten(cfg: ModelConfig, data: DataConfig | None) -> tuple[nn.Module, ModelSpec]:
-    """The same for a model of Hugging Face transformers, which becomes one of timm."""
-    if cfg.checkpoint:
-        raise CorpError(f"model.name={cfg.name} brings its weights along; leave out model.checkpoint.")
-    found = read_transformers(cfg.name)
-    args = {**found.args, **cfg.args}
-    model: Any = _create(found.timm_name, args, pretrained=False)
-    fit_state_dict(model, found.state, cfg.name)
-    _require_finite(model)
-    model.pretrained_cfg = {**model.pretrained_cfg, "label_names": found.label_names}
-    spec = _spec(model, found.timm_name, args, found.data)
-    return model.eval(), replace(spec, data=with_overrides(spec.data, data, model)) if data else spec
-
-
-def _create(name: str, args: dict[str, Any], pretrained: bool) -> nn.Module:
+def _create(name: str, args: dict[str, Any], pretrained: bool) -> Any:
     if ":" not in name and not timm.is_model(name.split(".")[0]):
         near = difflib.get_close_matches(name, [*BUNDLED, *timm.list_models()], n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists the names."
