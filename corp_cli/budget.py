@@ -61,7 +61,7 @@ def solve(choices: list[Choice], budget: float) -> tuple[list[int], float]:
     cost = np.concatenate([choice.cost for choice in choices])
     one_each = coo_array((np.ones(len(owner)), (owner, np.arange(len(owner)))), shape=(len(choices), len(owner)))
     scale = max(float(cost.max()), 1e-300)
-    # In units of the largest damage, times 1000 for the solver's absolute tolerance; among equals the larger sizes stay.
+    # Among equals the larger sizes stay. Damage is scaled to 1000 at most, for the solver's absolute tolerance.
     objective = 1e3 * (damage / max(float(damage.max()), 1e-300) + TIE * (1 - cost / scale))
     with no_stdout():
         found = milp(

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from corp_cli.config import PruneConfig
+from tests.typed import put_module
+
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
@@ -15,3 +18,24 @@ def real_data() -> Path:
     if not (REAL_DATA / "deit_tiny_patch16_224.safetensors").is_file():
         pytest.skip(f"real data (DeiT-Tiny and ImageNet images) not found at {REAL_DATA}")
     return REAL_DATA
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs in a folder of its own, without the variables that make errors longer."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CORP_DEBUG", raising=False)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PruneConfig, Path]]:
+    """What the pipeline was asked to run, in order; each run writes one file."""
+    asked: list[tuple[PruneConfig, Path]] = []
+
+    def run(cfg: PruneConfig, output_dir: Path, cache: Path | None) -> None:
+        asked.append((cfg, output_dir))
+        (output_dir / "pruned.safetensors").touch()
+
+    put_module(monkeypatch, "pipeline", run=run)
+    return asked

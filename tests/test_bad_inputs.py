@@ -26,6 +26,7 @@ def test_there_are_enough_of_them_and_a_bad_answer_is_noticed(monkeypatch: pytes
     spec = importlib.util.spec_from_file_location("bad_inputs", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     script = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "bad_inputs", script)
     spec.loader.exec_module(script)

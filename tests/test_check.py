@@ -20,15 +20,8 @@ from corp_cli.compose import config_dir, register
 from corp_cli.gate_config import CheckConfig, GateConfig, LimitsConfig
 from tests.documents import check_understood, code_blocks, commands, read
 from tests.golden import DEFAULT, EVALUATION, REPORT, changed, save
+from tests.typed import UNTIMED, one_sentence
 
-QUICK = [
-    "device=cpu",
-    "calibration.num_images=64",
-    "calibration.num_workers=0",
-    "evaluation.num_images=64",
-    "evaluation.num_workers=0",
-    "evaluation.throughput_batches=0",
-]
 AGAINST = ["check", "report.json", "--against", "baseline.json"]
 WORSE = (
     "corp: report.json is worse than baseline.json: top-1 -3.00 points, allowed -0.50 points (gate.top1_drop); "
@@ -156,12 +149,7 @@ def test_mistake_ends_in_one_sentence(argv: list[str], words: list[str], capsys:
     save("slow.json", changed(REPORT, throughput=None))
     before = sorted(Path().rglob("*"))
     assert main(argv) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("corp: ")
-    assert captured.err.count("\n") == 1
-    for word in words:
-        assert word in captured.err
+    one_sentence(capsys, words)
     assert sorted(Path().rglob("*")) == before
 
 
@@ -251,7 +239,7 @@ def test_every_key_is_explained_in_every_choice(choice: str) -> None:
 
 def test_prune_that_breaks_a_limit_keeps_its_files(capsys: Captured) -> None:
     broken = ["gate.max_kl=0", "gate.min_macs_removed=0.3"]
-    assert main(["prune", *QUICK, *broken, "hydra.run.dir=run"]) == 3
+    assert main(["prune", *UNTIMED, *broken, "hydra.run.dir=run"]) == 3
     captured = capsys.readouterr()
     assert "Wrote pruned.safetensors, report.json and plan.yaml" in captured.out
     (said,) = (line for line in captured.err.splitlines() if "images are seen" not in line)
@@ -265,7 +253,7 @@ def test_prune_that_breaks_a_limit_keeps_its_files(capsys: Captured) -> None:
 
 def test_prune_within_its_limits(capsys: Captured) -> None:
     limits = ["gate.max_top1_drop=20", "gate.min_params_removed=0.3"]
-    assert main(["prune", *QUICK, *limits, "hydra.run.dir=run"]) == 0
+    assert main(["prune", *UNTIMED, *limits, "hydra.run.dir=run"]) == 0
     evaluate = ["evaluate", "checkpoint=run/pruned.safetensors", "model=vit_digits", "evaluation.num_images=64"]
     assert main([*evaluate, "device=cpu", "evaluation.num_workers=0", "hydra.run.dir=run"]) == 0
     assert main(["check", "run/evaluation.json", "--against", "run/evaluation.json", *limits]) == 0
@@ -274,7 +262,7 @@ def test_prune_within_its_limits(capsys: Captured) -> None:
 
 def test_all_jobs_of_a_multirun_run(capsys: Captured) -> None:
     jobs = ["gate.min_macs_removed=0.3", "sparsity.joint=0.1,0.5", "hydra.sweep.dir=sweep"]
-    assert main(["prune", "-m", *QUICK, *jobs]) == 3
+    assert main(["prune", "-m", *UNTIMED, *jobs]) == 3
     assert "corp: job 0 (" in capsys.readouterr().err
     worse, good = Path("sweep/summary.csv").read_text().splitlines()[1:]
     assert ",worse," in worse
@@ -285,7 +273,7 @@ def test_all_jobs_of_a_multirun_run(capsys: Captured) -> None:
 
 def test_an_error_wins_over_a_result_that_is_worse() -> None:
     jobs = ["gate.min_macs_removed=0.9", "calibration.path=null,nowhere", "hydra.sweep.dir=sweep"]
-    assert main(["prune", "-m", *QUICK, *jobs]) == 2
+    assert main(["prune", "-m", *UNTIMED, *jobs]) == 2
     assert [line.split(",")[2] for line in Path("sweep/summary.csv").read_text().splitlines()[1:2]]
 
 
@@ -294,7 +282,7 @@ def test_a_limit_that_needs_labels_is_refused_before_the_work(capsys: Captured) 
 
     Path("photos").mkdir()
     Image.new("L", (8, 8)).save("photos/a.png")
-    assert main(["prune", *QUICK, "evaluation.path=photos", "gate.max_top1_drop=2"]) == 2
+    assert main(["prune", *UNTIMED, "evaluation.path=photos", "gate.max_top1_drop=2"]) == 2
     assert "gate.max_top1_drop needs labels" in capsys.readouterr().err
     assert not Path("outputs").exists()
 

@@ -12,17 +12,9 @@ from safetensors.torch import load_file
 from corp_cli import pipeline, sequential
 from corp_cli.cli import main
 from corp_cli.hydra_app import resumed
+from tests.typed import UNTIMED
 
-QUICK = [
-    "device=cpu",
-    "sparsity.macs=0.4",
-    "sparsity.curve_images=32",
-    "calibration.num_images=64",
-    "calibration.num_workers=0",
-    "evaluation.num_images=64",
-    "evaluation.num_workers=0",
-    "evaluation.throughput_batches=0",
-]
+BUDGET = [*UNTIMED, "sparsity.macs=0.4", "sparsity.curve_images=32"]
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int) -> list[int]:
@@ -42,10 +34,10 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: 
 def test_a_run_goes_on_from_the_last_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["prune", *QUICK, f"hydra.run.dir={tmp_path}/whole"]) == 0
+    assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/whole"]) == 0
     blocks = interrupt_at(monkeypatch, sequential, "repair_mlp", 3)
     folder = tmp_path / "stopped = here"
-    assert main(["prune", *QUICK, f"hydra.run.dir='{folder}'"]) == 130
+    assert main(["prune", *BUDGET, f"hydra.run.dir='{folder}'"]) == 130
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == f"corp: interrupted; go on with: corp prune resume='{folder}'"
     assert len(list((folder / ".resume").glob("block-*.safetensors"))) == 2
@@ -68,7 +60,7 @@ def test_a_run_goes_on_from_the_last_block(
 def test_what_is_asked_anew_is_done_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         blocks = interrupt_at(patch, sequential, "repair_mlp", 3)
-        assert main(["prune", *QUICK, f"hydra.run.dir={tmp_path}/run"]) == 130
+        assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
     blocks = interrupt_at(monkeypatch, sequential, "repair_mlp", 0)
     assert main(["prune", f"resume={tmp_path}/run", "compensation.alpha=0"]) == 0
     assert blocks[0] == 6
@@ -78,7 +70,7 @@ def test_an_interruption_before_anything_is_done_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     interrupt_at(monkeypatch, pipeline, "measure_statistics", 1)
-    assert main(["prune", *QUICK, f"hydra.run.dir={tmp_path}/run"]) == 130
+    assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "corp: interrupted."
     assert list(tmp_path.iterdir()) == []
 
@@ -86,7 +78,7 @@ def test_an_interruption_before_anything_is_done_leaves_nothing(
 def test_blocks_that_are_not_whole_are_repaired_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         interrupt_at(patch, sequential, "repair_mlp", 3)
-        assert main(["prune", *QUICK, f"hydra.run.dir={tmp_path}/run"]) == 130
+        assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
     for path in (tmp_path / "run/.resume").glob("block-*"):
         path.write_bytes(path.read_bytes()[:100])
     blocks = interrupt_at(monkeypatch, sequential, "repair_mlp", 0)
@@ -107,5 +99,5 @@ def test_there_must_be_something_to_go_on_with(tmp_path: Path, capsys: pytest.Ca
 def test_without_room_for_it_a_run_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "has_room", lambda folder, blocks: False)
     interrupt_at(monkeypatch, sequential, "repair_mlp", 3)
-    assert main(["prune", *QUICK, f"hydra.run.dir={tmp_path}/run"]) == 130
+    assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
     assert list(tmp_path.iterdir()) == []

@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from corp_cli.cli import main
-
-QUICK = [
-    "device=cpu",
-    "calibration.num_images=64",
-    "calibration.num_workers=0",
-    "evaluation.num_images=64",
-    "evaluation.num_workers=0",
-]
+from tests.typed import QUICK
 
 
 def read(path: Path) -> list[dict[str, str]]:
