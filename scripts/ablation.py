@@ -4,8 +4,9 @@
     python scripts/ablation.py ... budgets
 
 Statistics and damage curves are measured once per set of calibration images and kept in --cache. Nothing here is tuned:
-settings were chosen on images kept aside from the calibration set, and every row is printed as it comes out. With
-several --seeds, which need fewer images than there are to differ, the mean and the standard deviation follow.
+settings were chosen on images kept aside from the calibration set, as this script does without --evaluation and with a
+--num-images below what there is. Every row is printed as it comes out. With several --seeds, which need fewer images
+than there are to differ, the mean and the standard deviation follow.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument("--model", default="deit_tiny")
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--calibration", required=True, help="a folder of images")
-    parser.add_argument("--evaluation", required=True, help="a folder of labelled images")
+    parser.add_argument("--evaluation", help="a folder of labelled images; else those left over, by KL and agreement")
     parser.add_argument("--num-images", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="each draws other calibration images")
     parser.add_argument("--paper", action="store_true", help="budgets: the paper's method at the same MACs as well")
@@ -104,7 +105,7 @@ def config(args: argparse.Namespace, seed: int, overrides: list[str]) -> PruneCo
         f"calibration.cache={args.cache}",
         f"calibration.num_workers={args.num_workers}",
         f"evaluation.num_workers={args.num_workers}",
-        f"evaluation.path={args.evaluation}",
+        *([f"evaluation.path={args.evaluation}"] if args.evaluation else []),
         "evaluation.throughput_batches=0",
         f"seed={seed}",
         *overrides,
@@ -123,7 +124,9 @@ def line(name: str, seed: str, reports: list[Report], seconds: float | None = No
     predicted = [r.sparsity["predicted_kl"] for r in reports]
     expected = "" if None in predicted else f"{statistics.mean(predicted):.3f}"
     macs = statistics.mean(r.size["pruned"]["macs"] for r in reports) / 1e9
-    top1 = f"{mean('top1'):.1f}{spread('top1', 1)}"
+    # Images left over from calibration are there to choose settings by, not to report accuracy on.
+    judged = all(r.config["evaluation"]["path"] for r in reports)
+    top1 = f"{mean('top1'):.1f}{spread('top1', 1)}" if judged else "-"
     kl = f"{mean('kl'):.4f}{spread('kl', 4)}"
     return (
         f"{name:<44} {seed:>4} {macs:>6.3f}G {top1:>11} {mean('agreement'):>6.1f} {kl:>16} {expected:>9} "
