@@ -5,28 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
-from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 from torch import Tensor
 
 from corp_cli.config import SparsityConfig
+from corp_cli.costs import Cost, TokenCosts, cost_of, linear_costs, mac_costs
 from corp_cli.errors import CorpError
-from corp_cli.flops import count_macs
-from corp_cli.models.attention import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
-from corp_cli.models.loading import ModelSpec, parameters, skeleton
-from corp_cli.models.resize import MlpSizes, PrunedSizes, resize
+from corp_cli.models.loading import ModelSpec
 from corp_cli.rank import kept_size
 
-BUDGETED = ("mlp", "qk", "vo")
 LEAST = 0.1  # a budget leaves at least this fraction of every group
 TIE = 1e-6  # fraction of the largest damage that does not count
 SECONDS = 60  # for the solver; it stops much earlier
@@ -99,26 +94,11 @@ def no_stdout() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Cost of the sizes of some groups of one block: `values` on a grid of sizes, linear between its points."""
-
-    block: int
-    groups: tuple[str, ...]
-    axes: tuple[tuple[int, ...], ...]  # per group, ascending
-    values: np.ndarray[Any, np.dtype[np.float64]]  # one axis per group
-
-    def at(self, sizes: Iterable[tuple[int, ...]]) -> tuple[float, ...]:
-        """The cost of every choice of sizes."""
-        found = RegularGridInterpolator(self.axes, self.values, bounds_error=False, fill_value=None)(list(sizes))
-        return tuple(float(value) for value in found)
-
-
-@dataclass(frozen=True)
 class Budget:
     """What may be spent: of the `dense` cost, `fraction` is to go; sizes go down from `base`, `fixed` is in no size.
 
     Costs are MACs of one image, parameters, or seconds of a forward pass. `tokens`: how many the last block updates
-    (None: all).
+    (None: all); `merge`: how many every block merges (empty: none); `token_costs`: None where none may be merged.
     """
 
     kind: str  # macs, params or latency
@@ -129,11 +109,30 @@ class Budget:
     costs: tuple[Cost, ...]
     round_to: int
     tokens: int | None = None
+    token_costs: TokenCosts | None = None
+    merge: tuple[int, ...] = ()
 
     @property
     def limit(self) -> float:
         """On the sum of costs."""
         return (1 - self.fraction) * self.dense - self.fixed
+
+    @property
+    def least(self) -> float:
+        """The sum of the costs of the smallest sizes."""
+        return sum(min(cost.at(self.choices(cost))) for cost in self.costs)
+
+    def merging(self, merge: tuple[int, ...]) -> Budget:
+        """The same for a model whose blocks merge so many tokens: costs go with the tokens that a sublayer sees."""
+        if self.token_costs is None or not any(merge):
+            return self
+        scaled, fixed = [], self.fixed + self.token_costs.of_merging(merge)
+        for i, shares, whole in self.token_costs.by_block(merge):
+            for groups, share, sublayer in zip((("qk", "vo"), ("mlp",)), shares, whole, strict=True):
+                costs = [cost for cost in self.costs if cost.block == i and set(cost.groups) <= set(groups)]
+                scaled += [replace(cost, values=cost.values * share) for cost in costs]
+                fixed += (share - 1) * (sublayer - sum(float(cost.values.flat[-1]) for cost in costs))
+        return replace(self, costs=tuple(scaled), fixed=fixed, merge=merge)
 
     def wanted(self) -> list[tuple[int, str]]:
         """Every (block, group) that may be cut."""
@@ -159,79 +158,36 @@ class Budget:
 
     def require_met(self) -> Budget:
         """Itself. Raises CorpError, with what can be removed at most, when the smallest sizes cost too much."""
-        least = sum(min(cost.at(self.choices(cost))) for cost in self.costs)
-        if least > self.limit:
+        least = self if self.token_costs is None else self.merging(self.token_costs.most())
+        if least.least > least.limit:
             raise CorpError(
                 f"sparsity.{self.kind}={self.fraction:g} cannot be met: at most "
-                f"{1 - (self.fixed + least) / self.dense:.3f} of this model can be removed at "
+                f"{1 - (least.fixed + least.least) / self.dense:.3f} of this model can be removed at "
                 f"sparsity.round_to={self.round_to}; ask for less, or remove heads too (sparsity.heads)."
             )
         return self
 
 
-def cost_of(
-    spec: ModelSpec, blocks: tuple[Block, ...], sizes: tuple[Sizes, ...], kind: str, tokens: int | None = None
-) -> int:
-    """MACs of one image, or parameters, of the model at these sizes, counted on the meta device."""
-    model = skeleton(spec)
-    pruned = {b.name: _pruned_sizes(b, s) for b, s in zip(blocks, sizes, strict=True)}
-    if tokens is not None:
-        pruned[blocks[-1].name] = replace(pruned[blocks[-1].name], tokens=tokens)
-    resize(model, pruned)
-    return count_macs(model, spec.data["input_size"]) if kind == "macs" else parameters(model)
-
-
-def _pruned_sizes(block: Block, sizes: Sizes) -> PrunedSizes:
-    attn = mlp = None
-    if block.sizes.heads > 0:
-        attn = AttentionSizes(sizes.heads, sizes.qk, sizes.vo, block.scale, True, True)
-    if block.sizes.mlp > 0:
-        mlp = MlpSizes(sizes.mlp, True)
-    return PrunedSizes(attn, mlp)
-
-
-def linear_costs(
-    spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...], kind: str, tokens: int | None = None
-) -> tuple[Cost, ...]:
-    """The cost of every group of every block. MACs and parameters are linear in every size."""
-    costs: list[Cost] = []
-    known: dict[tuple[str, Sizes, str, bool], float] = {}
-    whole = cost_of(spec, blocks, base, kind, tokens)
-    for i, group in free_groups(blocks, base):
-        size = getattr(base[i], group)
-        key = blocks[i].place, base[i], group, i == len(base) - 1
-        if key not in known:
-            smaller = list(base)
-            smaller[i] = replace(base[i], **{group: size // 2})
-            cut = cost_of(spec, blocks, tuple(smaller), kind, tokens)
-            known[key] = (whole - cut) / (size - size // 2)
-        costs.append(Cost(i, (group,), ((0, size),), np.array([0.0, known[key] * size])))
-    return tuple(costs)
-
-
-def free_groups(blocks: tuple[Block, ...], base: tuple[Sizes, ...]) -> list[tuple[int, str]]:
-    """Every (block, group) that a budget may cut below `base`."""
-    return [
-        (i, group)
-        for i, sizes in enumerate(base)
-        for group in BUDGETED
-        if group not in blocks[i].refusals and getattr(sizes, group) > 1
-    ]
-
-
 def make_budget(
-    spec: ModelSpec, blocks: tuple[Block, ...], cfg: SparsityConfig, base: tuple[Sizes, ...], tokens: int | None = None
+    spec: ModelSpec,
+    blocks: tuple[Block, ...],
+    cfg: SparsityConfig,
+    base: tuple[Sizes, ...],
+    tokens: int | None = None,
+    merges: bool = False,
 ) -> Budget:
     """The budget of `sparsity.macs` or `sparsity.params`: a fraction of the dense model's cost to remove.
 
-    Raises CorpError, with what can be removed at most, when the smallest sizes cost too much.
+    merges: whether tokens may be merged for it. Raises CorpError, with what can be removed at most, when the smallest
+    sizes cost too much.
     """
     kind, fraction = ("params", cfg.params) if cfg.macs is None else ("macs", cfg.macs)
     assert fraction is not None
     dense = cost_of(spec, blocks, tuple(block.sizes for block in blocks), kind)
     costs = linear_costs(spec, blocks, base, kind, tokens)
     fixed = cost_of(spec, blocks, base, kind, tokens) - sum(float(cost.values[-1]) for cost in costs)
-    return Budget(kind, fraction, dense, fixed, base, costs, cfg.round_to, tokens).require_met()
+    by_token = mac_costs(spec, blocks, base, tokens) if merges else None
+    return Budget(kind, fraction, dense, fixed, base, costs, cfg.round_to, tokens, by_token).require_met()
 
 
 def uniform(budget: Budget, fraction: float) -> tuple[Sizes, ...]:

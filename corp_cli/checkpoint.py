@@ -19,8 +19,8 @@ from corp_cli.models.resize import PrunedSizes, resize, sizes_from_json
 from corp_cli.tensor_files import save_whole
 
 FORMAT = "corp-pruned"
-FORMAT_VERSION = 2  # 1 knew no blocks that update only some tokens
-READABLE = (1, 2)
+FORMAT_VERSION = 3  # 1 knew no blocks that update only some tokens, 2 none that merge any
+READABLE = (1, 2, 3)
 
 
 @dataclass(frozen=True)

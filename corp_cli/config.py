@@ -65,6 +65,7 @@ class SparsityConfig:
     curve_images: int = 128  # budget: calibration images that damage is measured on
     round_to: int = 8  # kept sizes are multiples of this, never above dense
     skip_unread: Optional[bool] = None  # exact: the last block leaves tokens alone that the head never reads
+    merge_tokens: Optional[bool] = None  # budget for MACs or latency: merge similar tokens where that does less damage
     skip_unsupported: bool = False  # leave groups alone that a model's layers do not allow, and report them
 
     def __post_init__(self) -> None:

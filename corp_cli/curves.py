@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.interpolate import PchipInterpolator
 from torch import Tensor, nn
 
 from corp_cli import console
@@ -18,16 +22,21 @@ from corp_cli.linalg.obs import removal_order
 from corp_cli.models.adapter import block_weights
 from corp_cli.models.blocks import Block, BlockWeights, Sizes
 from corp_cli.models.streams import logits_from, through, tokens
+from corp_cli.models.token_block import put_token_blocks
 from corp_cli.rank import Scores, keep
 from corp_cli.statistics import BlockStatistics, Statistics
 
 # fraction of every group that is cut around the one measured → fractions removed of that one at which it is measured
-ANCHORS = {0.2: (0.125, 0.25, 0.5, 0.75), 0.4: (0.25, 0.5, 0.75, 0.875)}
+ANCHORS = {0.0: (0.125, 0.25, 0.5, 0.75), 0.2: (0.125, 0.25, 0.5, 0.75), 0.4: (0.25, 0.5, 0.75, 0.875)}
+
+
+TOKENS = "tokens"  # beside the groups: what merging tokens in a block does
+MERGED = (0.125, 0.25, 0.5, 0.75, 0.875)  # fractions of the tokens merged at which that is measured
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Damage per image at every kept size 0..dense of one group of one block.
+    """Damage per image at every kept size 0..dense of one group of one block, or at every number of tokens it leaves.
 
     It is the KL of the outputs to the dense model in nats, or 1 - cos of the features where there is no classifier,
     measured at the anchors and interpolated between them along the closed-form reconstruction error.
@@ -106,6 +115,10 @@ def damage_curves(
     It is measured where the fractions `anchors` of the group are removed. The stream is kept at the block concerned, so
     that a measurement costs only the blocks from there on.
     """
+    merging = [i for i, group in wanted if group == TOKENS]
+    if merging:
+        model = copy.deepcopy(model)
+        put_token_blocks(model)
     around, repair = copy.deepcopy(model), cfg.compensation
     dense = tuple(block_weights(model, block) for block in blocks)
     every = zip(blocks, dense, statistics, scores, context, strict=True)
@@ -117,12 +130,20 @@ def damage_curves(
         streams.append(tokens(model, images))
         outputs = model(images).double()
         references.append(F.log_softmax(outputs, -1) if classifies else outputs.flatten(1))
-    total = sum(len(x) for x in streams)
+
+    def outcome(streams: list[Tensor], rest: tuple[Block, ...]) -> float:
+        """Damage per image, with the modules that are in place now, from what comes into the first block of `rest`."""
+        every = zip(streams, references, strict=True)
+        found = sum(damage_of(reference, logits_from(around, x, rest)) for x, reference in every)
+        return found / sum(len(x) for x in streams)
+
     curves = []
     for i, block in enumerate(console.track(blocks, "curves", len(blocks))):
         module = around.get_submodule(block.name)
         in_context = copy.deepcopy(module)
-        for group in (group for owner, group in wanted if owner == i):
+        if i in merging:
+            curves.append(merge_curve(i, module, streams[0].shape[1], partial(outcome, streams, blocks[i:])))
+        for group in (group for owner, group in wanted if owner == i and group != TOKENS):
             size = getattr(block.sizes, group)
             points = sorted({size, *(max(1, round(size * (1 - a))) for a in anchors)}, reverse=True)
             damage = []
@@ -134,16 +155,26 @@ def damage_curves(
                 path = block.mlp if group == "mlp" else block.attn
                 _put(around, path, copy.deepcopy(model.get_submodule(path)))
                 replace_block(around, block, weights)
-                found = sum(
-                    damage_of(reference, logits_from(around, x, blocks[i:]))
-                    for x, reference in zip(streams, references, strict=True)
-                )
-                damage.append(found / total)
+                damage.append(outcome(streams, blocks[i:]))
             errors = reconstruction_errors(group, dense[i], statistics[i], repair.ridge_lambda)
             curves.append(Curve(i, group, interpolate(errors, points, damage)))
         _put(around, block.name, in_context)
         streams = [through(around, block, x) for x in streams]
     return curves
+
+
+def merge_curve(block: int, module: Any, tokens: int, outcome: Callable[[], float]) -> Curve:
+    """The curve of merging in one block alone: `module`, the TokenBlock that is in place, of a stream of `tokens`."""
+    patches = tokens - module.prefix
+    sizes = sorted({tokens, *(tokens - int(fraction * patches) for fraction in MERGED)}, reverse=True)
+    damage = []
+    for size in sizes:
+        module.merge = tokens - size
+        damage.append(outcome())
+    module.merge = 0
+    rising = np.maximum.accumulate(np.array(damage) - damage[0])
+    curve = PchipInterpolator(sizes[::-1], rising[::-1])(np.maximum(np.arange(tokens + 1), sizes[-1]))
+    return Curve(block, TOKENS, torch.from_numpy(curve))
 
 
 def _put(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -50,13 +50,18 @@ class _Counter(TorchFunctionMode):
         return out
 
 
-@torch.no_grad()
 def count_macs(meta_model: nn.Module, input_size: Iterable[int]) -> int:
     """Σ over linear layers, convolutions and attention products of multiply-accumulates, for one image.
 
     `meta_model` has meta tensors; `input_size` is (C, H, W). FLOPs are twice this number. Normalisation, softmax and
     activations are not counted, as is the custom of the field.
     """
+    return count_module(meta_model, torch.empty(1, *input_size, device="meta"))
+
+
+@torch.no_grad()
+def count_module(module: nn.Module, x: Tensor) -> int:
+    """Multiply-accumulates of `module` for what `x`, on the meta device, holds."""
     with _Counter() as counter:
-        meta_model(torch.empty(1, *input_size, device="meta"))
+        module(x)
     return counter.macs

@@ -12,24 +12,30 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli import console
-from corp_cli.budget import Budget, Cost, free_groups
+from corp_cli.budget import Budget
 from corp_cli.config import SparsityConfig
+from corp_cli.costs import Cost, Floats, TokenCosts, free_groups
 from corp_cli.inputs import Inputs
+from corp_cli.linalg.merging import merge_tokens
 from corp_cli.models.adapter import resize_attention, resize_mlp
 from corp_cli.models.attention import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.streams import tokens
+from corp_cli.models.token_block import prefix_tokens
 from corp_cli.timing import pass_seconds
 
 POINTS = {"mlp": 6, "qk": 4, "vo": 4}  # sizes that are timed; others are interpolated
+SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the tokens, at which sublayers are timed where tokens may be merged
 PASSES, MAX_SECONDS = 20, 5.0  # of every module that is timed, in turns
 
 
-def latency_budget(inputs: Inputs, cfg: SparsityConfig, base: tuple[Sizes, ...], unread: int | None) -> Budget:
+def latency_budget(
+    inputs: Inputs, cfg: SparsityConfig, base: tuple[Sizes, ...], unread: int | None, merges: bool
+) -> Budget:
     """The budget of `sparsity.latency`: a fraction of the dense model's forward pass to remove, in seconds.
 
-    The time of a model is taken as the sum over its sublayers plus what no size changes. Raises CorpError where the
-    smallest sizes take too long.
+    merges: whether tokens may be merged for it. The time of a model is taken as the sum over its sublayers plus what no
+    size changes. Raises CorpError where the smallest sizes take too long.
     """
     dtype = getattr(torch, cfg.latency_dtype)
     generator = torch.Generator().manual_seed(0)
@@ -54,7 +60,48 @@ def latency_budget(inputs: Inputs, cfg: SparsityConfig, base: tuple[Sizes, ...],
             whole += whole_sublayer
     assert cfg.latency is not None
     fixed = max(dense - whole, 0.0)
-    return Budget("latency", cfg.latency, dense, fixed, base, tuple(costs), cfg.round_to, unread).require_met()
+    by_token = token_seconds(model, inputs.blocks, base, unread, stream) if merges else None
+    found = Budget("latency", cfg.latency, dense, fixed, base, tuple(costs), cfg.round_to, unread, by_token)
+    return found.require_met()
+
+
+def token_seconds(
+    model: nn.Module, blocks: tuple[Block, ...], base: tuple[Sizes, ...], unread: int | None, stream: Tensor
+) -> TokenCosts:
+    """Seconds of the attention, the MLP and the merging by the tokens of `stream` [B, N, D] that they see."""
+    whole, prefix = stream.shape[1], prefix_tokens(model)
+    seen = sorted({max(prefix + 2, round(whole * share)) for share in SHARES})
+
+    def timed(module: nn.Module, counts: list[int]) -> Floats:
+        found = [median(pass_seconds({"": module}, stream[:, :n], PASSES, MAX_SECONDS)[""]) for n in counts]
+        return np.interp(np.arange(whole + 1), counts, found)
+
+    attn: list[Floats] = []
+    mlp: list[Floats] = []
+    known: dict[tuple[Sizes, Sizes, int | None], tuple[Floats, Floats]] = {}
+    for i, block in enumerate(console.track(blocks, "latency by tokens", len(blocks))):
+        asks = unread if i == len(blocks) - 1 else None
+        key = base[i], block.sizes, asks
+        if key not in known:
+            of_attn, of_mlp = (resized(model, block, base[i], path, asks) for path in (block.attn, block.mlp))
+            known[key] = timed(of_attn, seen), timed(of_mlp, seen if asks is None else [asks])
+        attn.append(known[key][0])
+        mlp.append(known[key][1])
+    merging = timed(Merging(prefix, base[0].qk), seen)
+    return TokenCosts(np.stack(attn), np.stack(mlp), prefix, lambda n, count: float(merging[n]))
+
+
+class Merging(nn.Module):
+    """What a block does that merges an eighth of its tokens, for the clock."""
+
+    def __init__(self, prefix: int, key_width: int) -> None:
+        super().__init__()
+        self.prefix, self.key_width = prefix, key_width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, N, D] → [B, N - N / 8, D]."""
+        keys, sizes = x[..., : self.key_width], torch.ones_like(x[..., :1])
+        return merge_tokens(x, keys, sizes, self.prefix, x.shape[1] // 8)[0]
 
 
 def time_sublayer(

@@ -28,8 +28,8 @@ from corp_cli.inputs import (
 from corp_cli.measure import measure_statistics
 from corp_cli.memory import halving_batches, plain_memory_errors
 from corp_cli.models.adapter import blocks_of
-from corp_cli.models.read_block import skip_unread
 from corp_cli.models.streams import cannot_walk
+from corp_cli.models.token_block import spare_tokens
 from corp_cli.output import STATE, require_room, rounded, size_in_bytes
 from corp_cli.plan import SizePlan, choose_sizes, make_target, write_plan
 from corp_cli.rank import Context, Plan, keep, rank
@@ -80,6 +80,7 @@ def prune(
         kept = tuple(keep(*each) for each in zip(scores, blocks, plan.sizes, strict=True))
     with watch("compensate"):
         dropped, _ = compensate(dense, blocks, statistics, kept, UNCOMPENSATED)
+        spare_tokens(dropped, plan.merge, plan.tokens)
         pruned, errors = repair(inputs, cfg, statistics, plan, kept, state)
     with watch("evaluate"):
         models = {"dense": dense, "uncompensated": dropped, "pruned": pruned}
@@ -115,20 +116,19 @@ def repair(
     inputs: Inputs, cfg: PruneConfig, statistics: Statistics, plan: SizePlan, kept: Plan, state: Path | None
 ) -> tuple[nn.Module, Errors]:
     """One-shot from the statistics of the dense model, or block by block on the stream of the blocks before."""
-    dense, blocks, sizes = inputs.dense, inputs.blocks, plan.sizes
+    dense, blocks = inputs.dense, inputs.blocks
     if cfg.compensation.propagate == "none" or cannot_walk(dense):
         pruned, errors = compensate(dense, blocks, statistics, kept, cfg.compensation)
     else:
-        progress = make_progress(state, inputs, cfg, sizes)
+        progress = make_progress(state, inputs, cfg, plan)
         pruned, errors = halving_batches(
             lambda c: compensate_sequentially(
-                dense, blocks, sizes, calibration_batches(inputs, c), inputs.groups, c, inputs.device, progress
+                dense, blocks, plan, calibration_batches(inputs, c), inputs.groups, c, inputs.device, progress
             ),
             cfg,
             "calibration",
         )
-    if plan.tokens is not None:
-        skip_unread(pruned, plan.tokens)
+    spare_tokens(pruned, plan.merge, plan.tokens)
     return pruned, errors
 
 

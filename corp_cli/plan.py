@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,29 +10,31 @@ from typing import Any
 
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from corp_cli.budget import Budget, make_budget, matching_fraction, spend, uniform
 from corp_cli.config import PruneConfig, SparsityConfig
-from corp_cli.curves import ANCHORS, Curve, damage_curves
+from corp_cli.curves import ANCHORS, TOKENS, Curve, damage_curves
 from corp_cli.curves_io import curves_file, curves_key, read_curves, write_curves
 from corp_cli.errors import CorpError
 from corp_cli.inputs import Inputs, curve_batches
 from corp_cli.latency import latency_budget
 from corp_cli.measure import statistics_key
 from corp_cli.models.blocks import GROUPS, Block, Sizes
-from corp_cli.models.read_block import needed_tokens
+from corp_cli.models.token_block import most_merged, needed_tokens
 from corp_cli.output import write_cache
 from corp_cli.rank import Scores, uniform_sizes
+from corp_cli.schedule import schedules
 from corp_cli.sources import expand
 from corp_cli.statistics import Statistics
 
 PLAN = "plan.yaml"
+MERGE = "merge"  # beside the groups of a block in a plan: how many tokens it merges
 
 
 @dataclass(frozen=True)
 class SizePlan:
-    """Sizes of every block, and how many tokens the last one updates (None: all).
+    """Sizes of every block, how many tokens each merges, and how many the last one updates (None: all).
 
     `predicted_kl` is the damage that a budget expects of the sizes, in nats per image; `predicted_speedup` what a
     latency budget expects to gain.
@@ -39,6 +42,7 @@ class SizePlan:
 
     sizes: tuple[Sizes, ...]
     tokens: int | None = None
+    merge: tuple[int, ...] = ()
     predicted_kl: float | None = None
     predicted_speedup: float | None = None
 
@@ -51,14 +55,31 @@ def make_target(inputs: Inputs, cfg: PruneConfig) -> SizePlan | Budget:
     sparsity, blocks = cfg.sparsity, inputs.blocks
     tokens = updated_tokens(inputs.dense, sparsity)
     if sparsity.plan is not None:
-        plan = read_plan(expand(sparsity.plan), blocks, needed_tokens(inputs.dense))
+        plan = read_plan(expand(sparsity.plan), blocks, needed_tokens(inputs.dense), most_merged(inputs.dense))
         return plan if sparsity.skip_unread is None else replace(plan, tokens=tokens)
+    merges = merges_tokens(inputs.dense, sparsity)
     base = tuple(uniform_sizes(block, inputs.groups, sparsity) for block in blocks)
     if sparsity.latency is not None:
-        return latency_budget(inputs, sparsity, base, tokens)
+        return latency_budget(inputs, sparsity, base, tokens, merges)
     if sparsity.budget() is not None:
-        return make_budget(inputs.spec, blocks, sparsity, base, tokens)
+        return make_budget(inputs.spec, blocks, sparsity, base, tokens, merges)
     return SizePlan(base, tokens)
+
+
+def merges_tokens(dense: nn.Module, sparsity: SparsityConfig) -> bool:
+    """Whether a budget may merge tokens.
+
+    Raises CorpError where `sparsity.merge_tokens` is asked of a model that it does not suit.
+    """
+    asked, able = sparsity.merge_tokens, most_merged(dense) > 0
+    if asked and not able:
+        raise CorpError(
+            f"sparsity.merge_tokens=true does not suit {type(dense).__name__}: its head reads every token, or not all "
+            "of its blocks are plain ones; leave it out."
+        )
+    if sparsity.budget() not in ("macs", "latency"):
+        return False
+    return able and getattr(dense, "num_classes", 0) > 0 if asked is None else asked
 
 
 def updated_tokens(dense: nn.Module, sparsity: SparsityConfig) -> int | None:
@@ -88,20 +109,48 @@ def choose_sizes(
 ) -> SizePlan:
     """The sizes of `target`: as they are, or those that do the least damage within the budget.
 
-    Damage is measured in a context: every other group cut by the fraction in ANCHORS that is nearest to what the budget
-    asks of all alike, so that budgets near each other share their curves; in further rounds, cut to the sizes found.
+    Damage is measured in a context: every other group cut by a fraction in ANCHORS, so that budgets share their curves;
+    in further rounds, cut to the sizes found. See `context_fraction`.
     """
     if isinstance(target, SizePlan):
         return target
-    matching = matching_fraction(target)
-    nearest = min(ANCHORS, key=lambda fraction: abs(fraction - matching))
-    context, plan = uniform(target, nearest), SizePlan(target.base)
+    fraction = context_fraction(target)
+    context, plan, wanted = uniform(target, fraction), SizePlan(target.base), target.wanted()
+    if target.token_costs:
+        wanted += [(i, TOKENS) for i in range(len(target.base) - 1)]
     for _ in range(cfg.sparsity.rounds):
-        curves = _measured_curves(inputs, cfg, statistics, scores, context, nearest, target.wanted(), cache)
-        sizes, predicted = spend(target, {(c.block, c.group): c.damage for c in curves})
-        plan = SizePlan(sizes, target.tokens, predicted, target.speedup(sizes))
-        context = sizes
+        curves = _measured_curves(inputs, cfg, statistics, scores, context, fraction, wanted, cache)
+        plan = best_plan(target, {(c.block, c.group): c.damage for c in curves})
+        context = plan.sizes
     return plan
+
+
+def context_fraction(target: Budget) -> float:
+    """The fraction in ANCHORS of every group that is cut around the one measured.
+
+    It is the nearest to what the budget asks of all groups alike; none where tokens may be merged, since the groups
+    then lose little.
+    """
+    if target.token_costs:
+        return 0.0
+    matching = matching_fraction(target)
+    return min((f for f in ANCHORS if f > 0), key=lambda fraction: abs(fraction - matching))
+
+
+def best_plan(target: Budget, damage: dict[tuple[int, str], Tensor]) -> SizePlan:
+    """The plan with the least predicted damage, over schedules of merging; damage[block, group] by kept size."""
+    ways: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    if target.token_costs is not None:
+        ways = schedules([damage[i, TOKENS] for i in range(len(target.base) - 1)], target.token_costs)
+    least, best = math.inf, SizePlan(target.base)
+    for merge, hurt in ways:
+        budget = target.merging(merge)
+        if hurt < least and budget.least <= budget.limit:
+            sizes, predicted = spend(budget, damage)
+            if predicted + hurt < least:
+                least = predicted + hurt
+                best = SizePlan(sizes, target.tokens, budget.merge, least, budget.speedup(sizes))
+    return best
 
 
 def _measured_curves(
@@ -134,6 +183,8 @@ def _measured_curves(
 def write_plan(plan: SizePlan, blocks: tuple[Block, ...], folder: Path) -> None:
     """Write plan.yaml: sizes by block, to be read, edited and given back as sparsity.plan."""
     sizes = {block.name: asdict(size) for block, size in zip(blocks, plan.sizes, strict=True)}
+    for entry, count in zip(sizes.values(), plan.merge, strict=False):  # empty where none is merged
+        entry[MERGE] = count
     content = {"predicted_kl": plan.predicted_kl, "last_block_tokens": plan.tokens, "blocks": sizes}
     text = yaml.safe_dump(content, sort_keys=False)
     try:
@@ -142,11 +193,11 @@ def write_plan(plan: SizePlan, blocks: tuple[Block, ...], folder: Path) -> None:
         raise CorpError(f"{folder / PLAN} cannot be written ({error}); check space and permissions.") from error
 
 
-def read_plan(path: Path, blocks: tuple[Block, ...], needed: int) -> SizePlan:
+def read_plan(path: Path, blocks: tuple[Block, ...], needed: int, mergeable: int) -> SizePlan:
     """The sizes in a plan.yaml; blocks and groups that it leaves out stay dense.
 
-    `needed`: what the last block must update at least, 0 for all tokens. Raises CorpError naming the block and group
-    for what the model does not have or allow.
+    needed: what the last block must update at least, 0 for all tokens; mergeable: how many may be merged. Raises
+    CorpError naming the block and group for what the model does not have or allow.
     """
     if not path.is_file():
         raise CorpError(f"sparsity.plan={path} does not exist; give a plan.yaml that corp prune wrote.")
@@ -165,7 +216,19 @@ def read_plan(path: Path, blocks: tuple[Block, ...], needed: int) -> SizePlan:
         raise CorpError(
             f"sparsity.plan={path} asks last_block_tokens={tokens}; this model needs {allowed} (all tokens)."
         )
-    return SizePlan(tuple(_read_sizes(block, asked.get(block.name) or {}, path) for block in blocks), tokens)
+    entries = [dict(asked.get(block.name) or {}) for block in blocks]
+    merge = _read_merge([entry.pop(MERGE, 0) for entry in entries], mergeable, path)
+    sizes = tuple(_read_sizes(block, entry, path) for block, entry in zip(blocks, entries, strict=True))
+    return SizePlan(sizes, tokens, merge)
+
+
+def _read_merge(asked: list[Any], most: int, path: Path) -> tuple[int, ...]:
+    if any(type(count) is not int or count < 0 for count in asked) or sum(asked) > most or asked[-1] > 0:
+        allowed = f"give counts that add up to {most} at most, and none in the last block" if most else "leave them out"
+        raise CorpError(
+            f"sparsity.plan={path} asks merge={', '.join(map(str, asked))} of the blocks; for this model, {allowed}."
+        )
+    return tuple(asked) if any(asked) else ()
 
 
 def _read_sizes(block: Block, asked: Any, path: Path) -> Sizes:

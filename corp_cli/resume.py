@@ -16,8 +16,9 @@ from corp_cli.compensate import GroupError
 from corp_cli.config import PruneConfig
 from corp_cli.inputs import Inputs
 from corp_cli.measure import statistics_key
-from corp_cli.models.blocks import Block, Sizes
+from corp_cli.models.blocks import Block
 from corp_cli.models.resize import PrunedSizes, pruned_sizes, resize, sizes_from_json
+from corp_cli.plan import SizePlan
 from corp_cli.tensor_files import save_whole
 
 FORMAT = "corp-block"
@@ -57,7 +58,7 @@ class Progress:
         return {group: GroupError(**error) for group, error in content["errors"].items()}
 
 
-def make_progress(folder: Path | None, inputs: Inputs, cfg: PruneConfig, sizes: tuple[Sizes, ...]) -> Progress | None:
+def make_progress(folder: Path | None, inputs: Inputs, cfg: PruneConfig, plan: SizePlan) -> Progress | None:
     """Where repaired blocks of this run are kept, under a key of all that they depend on; None without a folder."""
     if folder is None:
         return None
@@ -66,7 +67,8 @@ def make_progress(folder: Path | None, inputs: Inputs, cfg: PruneConfig, sizes: 
         "ranker": asdict(cfg.ranker),
         "compensation": asdict(cfg.compensation),
         "seed": cfg.seed,
-        "sizes": [asdict(each) for each in sizes],
+        "sizes": [asdict(each) for each in plan.sizes],
+        "merge": plan.merge,
     }
     return Progress(folder, hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest())
 

@@ -11,7 +11,7 @@ f the dense branch and x the dense stream: it answers to its own inputs, and und
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,96 +19,34 @@ from torch import Tensor, nn
 
 from corp_cli import console
 from corp_cli.calibrate import RunningLogits, accumulation_device
+from corp_cli.calibration_stream import Batch, Stream, merge_stream, on_device, start_streams, token_weights
 from corp_cli.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
 from corp_cli.config import CompensationConfig, PruneConfig, RankerConfig
 from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
 from corp_cli.linalg.ridge import refit
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
-from corp_cli.models.attention_maps import AttentionMaps
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.kinds import rows_of
-from corp_cli.models.streams import enter, input_of, read_tokens, sublayers, through, tokens
+from corp_cli.models.streams import enter, input_of, sublayers
 from corp_cli.models.sublayers import Sublayer
+from corp_cli.models.token_block import mean_keys, prefix_tokens
+from corp_cli.plan import SizePlan
 from corp_cli.rank import Context, keep, rank_block
 from corp_cli.resume import Progress
 from corp_cli.statistics import BlockStatistics
 
 
-@dataclass
-class Stream:
-    """Inputs [B, N, D] or [B, H, W, D] of the block at hand, one per batch, on the host: dense x and pruned x̂.
-
-    weights: how often each token counts at the output of each block, [L, B, N] per batch; None: every token once.
-    """
-
-    dense: list[Tensor]
-    pruned: list[Tensor]
-    weights: list[Tensor | None]
-
-
-def start_streams(
-    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], cfg: CompensationConfig
-) -> Stream:
-    """The input of the first block, and the weights of its tokens, for every batch of images.
-
-    Where tokens keep a grid, every token counts once: no head reads single ones.
-    """
-    found: list[Tensor] = []
-    weights: list[Tensor | None] = []
-    for images in batches:
-        x = tokens(model, images)
-        found.append(x.cpu())
-        sequence = x.ndim == 3
-        weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu() if sequence else None)
-    return Stream(found, list(found), weights)
-
-
-def uniform_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg: CompensationConfig) -> Tensor:
-    """Every token counts once."""
-    return x.new_ones(len(blocks), *x.shape[:2])
-
-
-def class_token_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg: CompensationConfig) -> Tensor:
-    """Tokens that the head reads count `class_token_weight` times, all others once."""
-    weights = uniform_weights(model, blocks, x, cfg)
-    weights[:, :, : read_tokens(model)] = cfg.class_token_weight
-    return weights
-
-
-def rollout_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg: CompensationConfig) -> Tensor:
-    """What the head reads of each token, by attention rollout (Abnar and Zuidema, 2020), walked backwards.
-
-    r_L is 1 / T on the T tokens that the head reads; r_{l-1} = (r_l + r_l A_l) / 2 with A_l the attention of block l,
-    mean over heads, since a branch stands beside its residual. `token_floor` of the weight is spread evenly.
-    """
-    batch, n, _ = x.shape
-    attentions = []
-    for block in blocks:
-        with AttentionMaps() as maps:
-            x = through(model, block, x)
-        itself = torch.eye(n).to(x).expand(batch, n, n)  # an attention that is computed otherwise
-        attentions.append(maps.found[0] if len(maps.found) == 1 else itself)
-    reads = read_tokens(model)
-    reached = x.new_zeros(batch, n)
-    reached[:, : reads or n] = 1 / (reads or n)
-    weights = []
-    for attention in reversed(attentions):
-        weights.append(cfg.token_floor + (1 - cfg.token_floor) * n * reached)
-        reached = (reached + (reached[:, None] @ attention)[:, 0]) / 2
-    return torch.stack(weights[::-1])
-
-
-TOKEN_WEIGHTS = {"uniform": uniform_weights, "class_token": class_token_weights, "rollout": rollout_weights}
-
-
-def target(branch: Sublayer, x: Tensor, x_hat: Tensor, dense: Tensor, own: Tensor, cfg: CompensationConfig) -> Tensor:
+def target(branch: Sublayer, batch: Batch, dense: Tensor, own: Tensor, cfg: CompensationConfig) -> Tensor:
     """What `branch.output` should give on x̂: own + α (dense - own) + β (x - x̂) / gain, in the order of own.
 
-    dense and own are what the dense branch gives on x and on x̂. β acts on the stream, so it is divided by what
+    dense and own are what the dense branch gives on x and on x̂; where x̂ has merged tokens, dense and x are means over
+    those that a token stands for. β acts on the stream, so it is divided by what
     multiplies the output on its way there; where that is no elementwise scale (a norm), β is left out.
     """
-    y = own + cfg.alpha * (dense - own)
-    return y if branch.gain is None else y + cfg.beta * branch.split(x - x_hat) * inverse_gain(branch.gain)
+    y = own + cfg.alpha * (batch.pooled(dense) - own)
+    if branch.gain is None:
+        return y
+    return y + cfg.beta * branch.split(batch.pooled(batch.x) - batch.x_hat) * inverse_gain(branch.gain)
 
 
 def inverse_gain(gain: Tensor | float) -> Tensor | float:
@@ -130,6 +68,7 @@ class Repair:
     cfg: CompensationConfig
     context: Context
     device: torch.device
+    merge: tuple[int, ...]  # tokens that each block merges; empty: none
 
     @property
     def home(self) -> torch.device:
@@ -141,29 +80,30 @@ class Repair:
 def compensate_sequentially(
     model: nn.Module,
     blocks: tuple[Block, ...],
-    sizes: tuple[Sizes, ...],
+    plan: SizePlan,
     batches: Iterable[Tensor],
     groups: frozenset[str],
     cfg: PruneConfig,
     device: torch.device,
     progress: Progress | None = None,
 ) -> tuple[nn.Module, Errors]:
-    """A copy of `model` cut to `sizes`, each block ranked and compensated on the stream of those before it.
+    """A copy of `model` cut to the sizes of `plan`, each block ranked and compensated on the stream of those before it.
 
-    Blocks that `progress` holds are taken from there, and others are added to it.
+    That stream merges tokens as the plan says; the copy does not yet. Blocks that `progress` holds are taken from it,
+    and others are added to it.
     """
     context = Context.seeded(cfg.seed, cfg.compensation.ridge_lambda)
-    repair = Repair(model, copy.deepcopy(model), groups, cfg.ranker, cfg.compensation, context, device)
+    repair = Repair(model, copy.deepcopy(model), groups, cfg.ranker, cfg.compensation, context, device, plan.merge)
     stream = start_streams(model, blocks, batches, cfg.compensation)
     errors = []
     for i, block in enumerate(console.track(blocks, "compensate", len(blocks))):
         found = progress.read(i, block, repair.pruned) if progress else None
         if found is not None:
-            walk(repair, block, stream)
+            walk(repair, i, block, stream)
         else:
             enter_block(repair, block, stream)
-            found = repair_attention(repair, i, block, sizes[i], stream)
-            found.update(repair_mlp(repair, i, block, sizes[i], stream))
+            found = repair_attention(repair, i, block, plan.sizes[i], stream)
+            found.update(repair_mlp(repair, i, block, plan.sizes[i], stream))
             if progress is not None:
                 progress.write(i, block, repair.pruned, model, found)
         errors.append(found)
@@ -172,42 +112,43 @@ def compensate_sequentially(
 
 def enter_block(repair: Repair, block: Block, stream: Stream) -> None:
     """Both streams become the input of `block`."""
-    for i, x, x_hat in on_device(stream, repair.device):
-        stream.dense[i], stream.pruned[i] = (enter(repair.dense, block, t).cpu() for t in (x, x_hat))
+    for batch in on_device(stream, repair.device):
+        both = (enter(repair.dense, block, t).cpu() for t in (batch.x, batch.x_hat))
+        stream.dense[batch.index], stream.pruned[batch.index] = both
 
 
-def token_weights(stream: Stream, batch: int, index: int, branch: Sublayer, x: Tensor) -> Tensor:
-    """How often each token counts that the module of a branch of block `index` sees of x; those filled up, never."""
-    given = stream.weights[batch]
-    weights = x.new_ones(x.shape[:-1]) if given is None else given[index].to(x)
-    return branch.split(weights[..., None])[..., 0]
+def advance_attention(repair: Repair, index: int, block: Block, stream: Stream) -> None:
+    """x̂ ← what comes out behind the pruned attention now in place, and behind the merging of tokens."""
+    branch, count = sublayers(repair.pruned, block)[0], repair.merge[index] if repair.merge else 0
+    for batch in on_device(stream, repair.device):
+        x_hat = branch.added(batch.x_hat, branch.branch(batch.x_hat, batch.sizes))
+        if count > 0:
+            keys = mean_keys(repair.pruned, block, branch.pre(batch.x_hat))
+            merge_stream(stream, batch, x_hat, keys, prefix_tokens(repair.dense), count)
+        else:
+            stream.pruned[batch.index] = x_hat.cpu()
 
 
-def on_device(stream: Stream, device: torch.device) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(batch, x, x̂) for every batch."""
-    for i, (x, x_hat) in enumerate(zip(stream.dense, stream.pruned, strict=True)):
-        yield i, x.to(device), x_hat.to(device)
+def advance_mlp(repair: Repair, block: Block, stream: Stream) -> None:
+    """x̂ ← what comes out behind the pruned MLP now in place."""
+    branch = sublayers(repair.pruned, block)[1]
+    for batch in on_device(stream, repair.device):
+        stream.pruned[batch.index] = branch.added(batch.x_hat, branch.branch(batch.x_hat)).cpu()
 
 
-def advance(stream: Stream, branch: Sublayer, device: torch.device) -> None:
-    """x̂ ← what comes out behind the pruned branch now in place."""
-    for i, x_hat in enumerate(stream.pruned):
-        x_hat = x_hat.to(device)
-        stream.pruned[i] = branch.added(x_hat, branch.branch(x_hat)).cpu()
-
-
-def walk(repair: Repair, block: Block, stream: Stream) -> None:
+def walk(repair: Repair, index: int, block: Block, stream: Stream) -> None:
     """Both streams go through a block that was repaired before."""
-    stream.dense = [through(repair.dense, block, x.to(repair.device)).cpu() for x in stream.dense]
-    stream.pruned = [through(repair.pruned, block, x.to(repair.device)).cpu() for x in stream.pruned]
+    enter_block(repair, block, stream)
+    advance_attention(repair, index, block, stream)
+    advance_mlp(repair, block, stream)
+    for branch in sublayers(repair.dense, block):
+        advance_dense(repair, branch, stream)
 
 
-def walk_past(repair: Repair, dense: Sublayer, stream: Stream) -> dict[str, GroupError]:
-    """Both streams go through a branch that cannot be read, and so neither cut nor refitted."""
-    for i, x, _ in on_device(stream, repair.device):
-        stream.dense[i] = dense.added(x, dense.branch(x)).cpu()
-    advance(stream, dense, repair.device)
-    return {}
+def advance_dense(repair: Repair, branch: Sublayer, stream: Stream) -> None:
+    """x ← what comes out behind the dense branch."""
+    for batch in on_device(stream, repair.device):
+        stream.dense[batch.index] = branch.added(batch.x, branch.branch(batch.x)).cpu()
 
 
 def observe_attention(
@@ -218,27 +159,27 @@ def observe_attention(
     outputs = RunningMoments(dense.output.in_features, repair.home)
     attn = repair.dense.get_submodule(block.attn)
     wanted = []
-    for i, x, x_hat in on_device(stream, repair.device):
-        on_dense = dense.branch(x)
+    for batch in on_device(stream, repair.device):
+        on_dense = dense.branch(batch.x)
         with input_of(dense.output) as head_outputs, rows_of(attn) as rows:
-            own = dense.branch(x_hat)
-        weights = token_weights(stream, i, index, dense, x)
+            own = dense.branch(batch.x_hat, batch.sizes)
+        weights = token_weights(stream, batch, index, dense)
         if logits is not None:
             logits.add(rows[0], weights)
         outputs.add(head_outputs[0].flatten(0, -2), weights.flatten())
-        wanted.append(target(dense, x, x_hat, on_dense, own, repair.cfg).cpu())
-        stream.dense[i] = dense.added(x, on_dense).cpu()
+        wanted.append(target(dense, batch, on_dense, own, repair.cfg).cpu())
+        stream.dense[batch.index] = dense.added(batch.x, on_dense).cpu()
     return BlockStatistics(logits=None if logits is None else logits.result(), head_output=outputs.result()), wanted
 
 
 def joint_moments(repair: Repair, index: int, cut: Sublayer, stream: Stream, wanted: list[Tensor]) -> Moments:
     """Moments of the inputs of `cut.output` on x̂ and of what it should give, side by side."""
     joint = RunningMoments(cut.output.in_features + cut.output.out_features, repair.home)
-    for i, _, x_hat in on_device(stream, repair.device):
+    for batch in on_device(stream, repair.device):
         with input_of(cut.output) as inputs:
-            cut.branch(x_hat)
-        pair = torch.cat([inputs[0].flatten(0, -2), wanted[i].to(repair.device).flatten(0, -2)], -1)
-        joint.add(pair, token_weights(stream, i, index, cut, x_hat).flatten())
+            cut.branch(batch.x_hat, batch.sizes)
+        pair = torch.cat([inputs[0].flatten(0, -2), wanted[batch.index].to(repair.device).flatten(0, -2)], -1)
+        joint.add(pair, token_weights(stream, batch, index, cut).flatten())
     return joint.result()
 
 
@@ -247,8 +188,10 @@ def repair_attention(repair: Repair, index: int, block: Block, sizes: Sizes, str
     cfg, home, errors = repair.cfg, repair.home, {}
     dense, _ = sublayers(repair.dense, block)
     whole = block_weights(repair.dense, block)
-    if whole.attn is None:
-        return walk_past(repair, dense, stream)
+    if whole.attn is None:  # it cannot be read, and so neither cut nor refitted
+        advance_dense(repair, dense, stream)
+        advance_attention(repair, index, block, stream)
+        return {}
     found, wanted = observe_attention(repair, index, block, dense, stream)
     groups = repair.groups - {"mlp"}
     kept = keep(rank_block(whole, found, block, groups, repair.ranker, repair.context), block, sizes).attn
@@ -271,7 +214,7 @@ def repair_attention(repair: Repair, index: int, block: Block, sizes: Sizes, str
         every = torch.arange(len(kept.heads), device=home)
         new, errors["vo"] = compensate_vo(new, inputs, every, kept.vo.to(home), cfg)
     replace_attention(repair.pruned, block, new)
-    advance(stream, sublayers(repair.pruned, block)[0], repair.device)
+    advance_attention(repair, index, block, stream)
     return errors
 
 
@@ -281,17 +224,19 @@ def repair_mlp(repair: Repair, index: int, block: Block, sizes: Sizes, stream: S
     _, dense = sublayers(repair.dense, block)
     whole = block_weights(repair.dense, block)
     if whole.mlp is None:
-        return walk_past(repair, dense, stream)
+        advance_dense(repair, dense, stream)
+        advance_mlp(repair, block, stream)
+        return {}
     inputs = dense.output.in_features
     joint = RunningMoments(inputs + dense.output.out_features, repair.home)
-    for i, x, x_hat in on_device(stream, repair.device):
-        on_dense = dense.branch(x)
+    for batch in on_device(stream, repair.device):
+        on_dense = dense.branch(batch.x)
         with input_of(dense.output) as hidden:
-            own = dense.branch(x_hat)
-        y = target(dense, x, x_hat, on_dense, own, repair.cfg)
-        weights = token_weights(stream, i, index, dense, x)
+            own = dense.branch(batch.x_hat)
+        y = target(dense, batch, on_dense, own, repair.cfg)
+        weights = token_weights(stream, batch, index, dense)
         joint.add(torch.cat([hidden[0], y], -1).flatten(0, -2), weights.flatten())
-        stream.dense[i] = dense.added(x, on_dense).cpu()
+        stream.dense[batch.index] = dense.added(batch.x, on_dense).cpu()
     moments = joint.result()
     fc2, bias = refit(whole.mlp.fc2, moments, repair.cfg.ridge_lambda)
     new = replace(whole.mlp, fc2=fc2, fc2_bias=bias)
@@ -301,5 +246,5 @@ def repair_mlp(repair: Repair, index: int, block: Block, sizes: Sizes, stream: S
     if kept is not None and found.hidden is not None:
         new, errors["mlp"] = compensate_mlp(new, found.hidden, kept, repair.cfg)
     replace_mlp(repair.pruned, block, new)
-    advance(stream, sublayers(repair.pruned, block)[1], repair.device)
+    advance_mlp(repair, block, stream)
     return errors

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from corp_cli import latency, plan
 from corp_cli.budget import (
     Choice,
-    cost_of,
-    linear_costs,
     make_budget,
     matching_fraction,
     no_stdout,
@@ -28,6 +26,7 @@ from corp_cli.budget import (
     uniform,
 )
 from corp_cli.config import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
+from corp_cli.costs import cost_of, linear_costs
 from corp_cli.curves import ANCHORS, Curve, damage_curves, interpolate
 from corp_cli.errors import CorpError
 from corp_cli.flops import count_macs
@@ -36,6 +35,7 @@ from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec, skeleton
 from corp_cli.pipeline import prune
 from corp_cli.plan import SizePlan, read_plan, updated_tokens, write_plan
+from corp_cli.report import Report
 from tests import variants
 from tests.variants import SMALL
 
@@ -134,11 +134,11 @@ def test_damage_is_interpolated_along_the_error_and_never_falls() -> None:
 
 def test_plans_come_back(tmp_path: Path) -> None:
     sizes = (Sizes(40, 5, 9, 2), Sizes(128, 16, 16, 1))
-    write_plan(SizePlan(sizes, 1, 0.25), BLOCKS, tmp_path)
-    again = read_plan(tmp_path / "plan.yaml", BLOCKS, 1)
+    write_plan(SizePlan(sizes, 1, (), 0.25), BLOCKS, tmp_path)
+    again = read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 0)
     assert (again.sizes, again.tokens) == (sizes, 1)
     (tmp_path / "part.yaml").write_text("blocks: {blocks.1: {mlp: 8}}")
-    assert read_plan(tmp_path / "part.yaml", BLOCKS, 0).sizes == (DENSE[0], Sizes(8, 16, 16, 2))
+    assert read_plan(tmp_path / "part.yaml", BLOCKS, 0, 0).sizes == (DENSE[0], Sizes(8, 16, 16, 2))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_broken_plans_are_refused_in_a_sentence(tmp_path: Path, text: str, sente
     path = tmp_path / "plan.yaml"
     path.write_text(text)
     with pytest.raises(CorpError, match=sentence):
-        read_plan(path, BLOCKS, 0)
+        read_plan(path, BLOCKS, 0, 0)
 
 
 def run(sparsity: SparsityConfig, folder: Path | None = None) -> PruneConfig:
@@ -203,28 +203,31 @@ def test_a_budget_out_of_reach_is_told_before_any_long_work(key: str) -> None:
         prune(run(SparsityConfig(**asked)))
 
 
-def test_budgets_near_each_other_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budgets_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One set serves all where tokens may be merged; else one those that ask for about the same."""
     measured: list[tuple[float, ...]] = []
 
     def counted(*args: Any) -> list[Curve]:
         measured.append(args[5])
         return damage_curves(*args)
 
+    def spent(fraction: float, merge: bool | None = None, seed: int = 0) -> Report:
+        asked = SparsityConfig(macs=fraction, curve_images=32, merge_tokens=merge)
+        return prune(replace(run(asked), seed=seed), cache=tmp_path).report
+
     monkeypatch.setattr(plan, "damage_curves", counted)
-    first = prune(run(SparsityConfig(macs=0.45, curve_images=32)), cache=tmp_path).report
-    assert len(measured) == 1
-    again = prune(run(SparsityConfig(macs=0.45, curve_images=32)), cache=tmp_path).report
-    prune(run(SparsityConfig(macs=0.5, curve_images=32)), cache=tmp_path)
-    assert len(measured) == 1
+    first, _, again = spent(0.45), spent(0.2), spent(0.45)
+    assert measured == [ANCHORS[0.0]]
     assert again.blocks == first.blocks
-    prune(run(SparsityConfig(macs=0.2, curve_images=32)), cache=tmp_path)
-    assert measured == [ANCHORS[0.4], ANCHORS[0.2]]
-    prune(replace(run(SparsityConfig(macs=0.2, curve_images=32)), seed=1), cache=tmp_path)
-    assert len(measured) == 3
+    for fraction in (0.45, 0.5, 0.2, 0.25):
+        spent(fraction, merge=False)
+    assert measured[1:] == [ANCHORS[0.4], ANCHORS[0.2]]
+    spent(0.2, seed=1)
+    assert len(measured) == 4
     for path in tmp_path.glob("curves-*.json"):
         path.write_text("{")
-    prune(run(SparsityConfig(macs=0.2, curve_images=32)), cache=tmp_path)
-    assert len(measured) == 4
+    spent(0.2)
+    assert len(measured) == 5
 
 
 def test_tokens_that_the_head_never_reads_are_left_alone_in_the_last_block() -> None:

@@ -21,7 +21,7 @@ from corp_cli.export_config import FORMATS, ExportOptions
 from corp_cli.formats import Source, runs_of, write_files
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec
-from corp_cli.models.read_block import skip_unread
+from corp_cli.models.token_block import spare_tokens
 from corp_cli.onnx_files import OnnxModel
 from corp_cli.parity import compare
 from tests import variants
@@ -149,7 +149,7 @@ def source_of(variant: str, unread: bool = False) -> Source:
     model, (name, args) = variants.build(variant), variants.arguments(variant)
     pruned = prune_half(model, variants.images(variant), (QK_ONLY & allowed(variant)) or allowed(variant)).eval()
     if unread:
-        skip_unread(pruned, 1)
+        spare_tokens(pruned, (), 1)
     size = args["img_size"]
     return Source(pruned, ModelSpec(name, args, {"input_size": [args.get("in_chans", 3), size, size]}), None)
 

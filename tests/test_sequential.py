@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corp_cli.calibration_stream import start_streams
 from corp_cli.checkpoint import Manifest, load_pruned, write_checkpoint
 from corp_cli.config import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.models.adapter import blocks_of
@@ -15,8 +16,9 @@ from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.models.streams import enter, head, logits_from, read_tokens, sublayers, tokens
+from corp_cli.plan import SizePlan
 from corp_cli.rank import check_supported, uniform_sizes
-from corp_cli.sequential import compensate_sequentially, inverse_gain, start_streams
+from corp_cli.sequential import compensate_sequentially, inverse_gain
 from tests import variants
 from tests.variants import logits
 
@@ -33,7 +35,7 @@ def repair(model: nn.Module, x: Tensor, sparsity: SparsityConfig, cfg: PruneConf
     blocks = blocks_of(model)
     groups, _ = check_supported(blocks, sparsity)
     sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
-    return compensate_sequentially(model, blocks, sizes, x.split(4), groups, cfg, CPU)[0]
+    return compensate_sequentially(model, blocks, SizePlan(sizes), x.split(4), groups, cfg, CPU)[0]
 
 
 @EVERY

@@ -10,9 +10,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from corp_cli.budget import Budget, cost_of, matching_fraction, uniform
+from corp_cli.budget import Budget, matching_fraction, uniform
 from corp_cli.calibrate import accumulation_device
 from corp_cli.config import PruneConfig
+from corp_cli.costs import cost_of
 from corp_cli.curves import ANCHORS
 from corp_cli.environment import peak_memory_mib
 from corp_cli.inputs import Inputs, first_batch

@@ -60,7 +60,9 @@ class PrunedAttention(nn.Module):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """proj(softmax(scale · QKᵀ + attn_mask) V), [B, N, O]."""
+        """proj(softmax(scale · QKᵀ + attn_mask) V), [B, N, O]; a mask has rows for all tokens, or one for all alike."""
+        if self.queries is not None and attn_mask is not None:
+            attn_mask = attn_mask[..., : self.queries, :]
         if q.device.type == "cpu" and self.qk_dim != self.v_dim and not (is_exporting() or is_tracing()):
             # PyTorch's fast CPU kernel wants equal widths; zeros change nothing and cost less than its slow path.
             # A graph that is exported runs elsewhere, where they would cost time.
@@ -100,7 +102,4 @@ class PlainAttention(PrunedAttention):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x [B, N, D] → [B, N, O], or [B, `queries`, O] where only those ask."""
-        q, k, v = self.heads(x)
-        if self.queries is not None and attn_mask is not None:
-            attn_mask = attn_mask[..., : self.queries, :]
-        return self.attend(q, k, v, attn_mask, is_causal)
+        return self.attend(*self.heads(x), attn_mask, is_causal)

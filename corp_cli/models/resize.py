@@ -10,7 +10,7 @@ from torch import nn
 from corp_cli.models.adapter import blocks_of, resize_attention, resize_mlp
 from corp_cli.models.attention import AttentionSizes, PrunedAttention
 from corp_cli.models.blocks import Block
-from corp_cli.models.read_block import ReadBlock, put_read_block
+from corp_cli.models.token_block import TokenBlock, put_token_block
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,14 @@ class PrunedSizes:
     attn: AttentionSizes | None = None
     mlp: MlpSizes | None = None
     tokens: int | None = None  # only so many leading tokens are updated; None: all
+    merge: int | None = None  # tokens merged; None: before the first block that merges any
 
 
 def sizes_from_json(entry: dict[str, Any]) -> PrunedSizes:
     """The sizes of one block from what `asdict` made of them; what an older corp did not know keeps its default."""
     attn, mlp = entry["attn"], entry["mlp"]
-    return PrunedSizes(attn and AttentionSizes(**attn), mlp and MlpSizes(**mlp), entry.get("tokens"))
+    spared = entry.get("tokens"), entry.get("merge")
+    return PrunedSizes(attn and AttentionSizes(**attn), mlp and MlpSizes(**mlp), *spared)
 
 
 def pruned_sizes(pruned: nn.Module, dense: nn.Module) -> dict[str, PrunedSizes]:
@@ -48,8 +50,9 @@ def pruned_sizes(pruned: nn.Module, dense: nn.Module) -> dict[str, PrunedSizes]:
         if new.sizes.mlp > 0 and _mlp_sizes(pruned, new) != _mlp_sizes(dense, old):
             mlp = _mlp_sizes(pruned, new)
         whole = pruned.get_submodule(new.name)
+        spared = (whole.tokens, whole.merge) if isinstance(whole, TokenBlock) else (None, None)
         if attn or mlp:
-            found[new.name] = PrunedSizes(attn, mlp, whole.tokens if isinstance(whole, ReadBlock) else None)
+            found[new.name] = PrunedSizes(attn, mlp, *spared)
     return found
 
 
@@ -60,11 +63,12 @@ def _mlp_sizes(model: nn.Module, block: Block) -> MlpSizes:
 
 def resize(dense: nn.Module, sizes: dict[str, PrunedSizes]) -> None:
     """Give the blocks of a dense skeleton the sizes of a pruned model; new tensors are left uninitialised."""
-    for block in blocks_of(dense):
+    blocks = blocks_of(dense)
+    for block in blocks:
         new = sizes.get(block.name, PrunedSizes())
         if new.mlp is not None:
             resize_mlp(dense, block, new.mlp.hidden, new.mlp.fc2_bias)
         if new.attn is not None:
             resize_attention(dense, block, new.attn)
-        if new.tokens is not None:
-            put_read_block(dense, block, new.tokens)
+        if new.tokens is not None or new.merge is not None:
+            put_token_block(dense, block, new.merge or 0, new.tokens, block == blocks[-1])

@@ -12,7 +12,9 @@ from timm.layers import LayerScale
 from timm.models import beit, eva, swin_transformer, swin_transformer_v2, vision_transformer, vision_transformer_sam
 from torch import Tensor, nn
 
-Function = Callable[[Tensor], Tensor]
+from corp_cli.linalg.merging import size_bias
+
+Function = Callable[..., Tensor]
 
 
 def _same(x: Tensor) -> Tensor:
@@ -40,9 +42,13 @@ class Sublayer:
     split: Function = _same
     merge: Callable[[Tensor, Tensor], Tensor] = _back
 
-    def branch(self, stream: Tensor) -> Tensor:
-        """module(split(pre(stream))): what the branch adds, before `merge` and `post`."""
-        return self.module(self.split(self.pre(stream)))
+    def branch(self, stream: Tensor, sizes: Tensor | None = None) -> Tensor:
+        """module(split(pre(stream))): what the branch adds, before `merge` and `post`.
+
+        sizes [B, N, 1], for plain attention: how many tokens each of the stream stands for.
+        """
+        given = self.split(self.pre(stream))
+        return self.module(given) if sizes is None else self.module(given, attn_mask=size_bias(sizes))
 
     def added(self, stream: Tensor, out: Tensor) -> Tensor:
         """The stream behind the branch, which gave `out`."""

@@ -12,8 +12,8 @@ from corp_cli.checkpoint import Manifest, load_pruned, write_checkpoint
 from corp_cli.flops import count_macs
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import ModelSpec, skeleton
-from corp_cli.models.read_block import needed_tokens, skip_unread
 from corp_cli.models.resize import pruned_sizes, resize
+from corp_cli.models.token_block import needed_tokens, spare_tokens
 from tests import variants
 from tests.variants import logits
 
@@ -41,7 +41,7 @@ def test_the_head_reads_the_same(variant: str, tmp_path: Path) -> None:
     if not NEEDED[variant]:
         return
     spared = copy.deepcopy(model)
-    skip_unread(spared, NEEDED[variant])
+    spare_tokens(spared, (), NEEDED[variant])
     torch.testing.assert_close(logits(spared, x), logits(model, x), rtol=1e-4, atol=1e-4)
     assert needed_tokens(spared) == 0
     assert [b.sizes for b in blocks_of(spared)] == [b.sizes for b in blocks_of(model)]
@@ -55,7 +55,7 @@ def test_the_head_reads_the_same(variant: str, tmp_path: Path) -> None:
 def test_features_keep_their_shape_and_the_other_tokens_stay_as_they_came() -> None:
     model = variants.build("vit")
     spared = copy.deepcopy(model)
-    skip_unread(spared, 1)
+    spare_tokens(spared, (), 1)
     with torch.no_grad():
         before, after = (m.get_submodule("blocks.0")(torch.ones(2, 5, 32)) for m in (model, spared))
         torch.testing.assert_close(before, after)
@@ -67,7 +67,7 @@ def test_features_keep_their_shape_and_the_other_tokens_stay_as_they_came() -> N
 def test_masks_hold_for_the_tokens_that_ask() -> None:
     model = variants.build("vit")
     spared = copy.deepcopy(model)
-    skip_unread(spared, 1)
+    spare_tokens(spared, (), 1)
     mask = torch.rand(1, 1, 5, 5).round().bool() | torch.eye(5).bool()
     stream = torch.randn(2, 5, 32)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_macs_are_those_of_the_work_that_is_done() -> None:
     name, args = variants.arguments("vit")
     spec = ModelSpec(name, args, {"input_size": [3, 32, 32]})
     dense, spared = skeleton(spec), skeleton(spec)
-    skip_unread(model := variants.build("vit"), 1)
+    spare_tokens(model := variants.build("vit"), (), 1)
     resize(spared, pruned_sizes(model, variants.build("vit")))
     width, tokens, hidden = 32, 5, 128
     # q, proj, QKᵀ, (softmax) V and both layers of the MLP, for all tokens but one

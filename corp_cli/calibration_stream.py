@@ -1,0 +1,135 @@
+"""The calibration set on its way through the blocks: dense and pruned stream, their tokens merged or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from corp_cli.config import CompensationConfig
+from corp_cli.linalg.merging import merge_tokens
+from corp_cli.models.attention_maps import AttentionMaps
+from corp_cli.models.blocks import Block
+from corp_cli.models.streams import read_tokens, through, tokens
+from corp_cli.models.sublayers import Sublayer
+
+
+@dataclass
+class Stream:
+    """Inputs [B, N, D] or [B, H, W, D] of the block at hand, one per batch, on the host: dense x and pruned x̂.
+
+    weights: how often each token counts at the output of each block, [L, B, N] per batch; None: every token once.
+    members: in which token of x̂ [B, n, D] each of x [B, N, D] was merged, [B, N] per batch; None: none was merged yet.
+    """
+
+    dense: list[Tensor]
+    pruned: list[Tensor]
+    weights: list[Tensor | None]
+    members: list[Tensor | None]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of a stream, on the device; `mean` [B, n, N] takes x to the means over merged tokens, None: x as it is.
+
+    sizes [B, n, 1]: how many tokens each of x̂ stands for; None: one.
+    """
+
+    index: int
+    x: Tensor
+    x_hat: Tensor
+    mean: Tensor | None = None
+    sizes: Tensor | None = None
+
+    def pooled(self, of_dense: Tensor) -> Tensor:
+        """Something [B, N, ...] of the tokens of x → [B, n, ...]: its mean over those that were merged."""
+        return of_dense if self.mean is None else self.mean @ of_dense
+
+
+def on_device(stream: Stream, device: torch.device) -> Iterator[Batch]:
+    """Every batch."""
+    for i, (x, x_hat, members) in enumerate(zip(stream.dense, stream.pruned, stream.members, strict=True)):
+        x, x_hat = x.to(device), x_hat.to(device)
+        if members is None:
+            yield Batch(i, x, x_hat)
+        else:
+            belongs = torch.nn.functional.one_hot(members.to(device).long(), x_hat.shape[1]).mT.to(x)
+            sizes = belongs.sum(-1, keepdim=True)
+            yield Batch(i, x, x_hat, belongs / sizes, sizes)
+
+
+def token_weights(stream: Stream, batch: Batch, block: int, branch: Sublayer) -> Tensor:
+    """How often each token counts that the module of a branch of a block sees of x̂; those filled up, never."""
+    given = stream.weights[batch.index]
+    if given is None:
+        weights = batch.x_hat.new_ones(batch.x_hat.shape[:-1])
+    else:
+        weights = batch.pooled(given[block].to(batch.x)[..., None])[..., 0]
+        weights = weights if batch.sizes is None else weights * batch.sizes[..., 0]
+    return branch.split(weights[..., None])[..., 0]
+
+
+def merge_stream(stream: Stream, batch: Batch, x_hat: Tensor, keys: Tensor, prefix: int, count: int) -> None:
+    """Merge `count` tokens of x̂ [B, n, D], by keys [B, n, d], and remember which of x they stand for."""
+    mean = torch.eye(x_hat.shape[1]).to(x_hat).expand(len(x_hat), -1, -1) if batch.mean is None else batch.mean
+    sizes = x_hat.new_ones(*x_hat.shape[:2], 1) if batch.sizes is None else batch.sizes
+    both, _ = merge_tokens(torch.cat([x_hat, mean], -1), keys, sizes, prefix, count)
+    merged, mean = both.split([x_hat.shape[-1], mean.shape[-1]], -1)
+    stream.pruned[batch.index], stream.members[batch.index] = merged.cpu(), mean.argmax(1).short().cpu()
+
+
+def start_streams(
+    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], cfg: CompensationConfig
+) -> Stream:
+    """The input of the first block, and the weights of its tokens, for every batch of images.
+
+    Where tokens keep a grid, every token counts once: no head reads single ones.
+    """
+    found: list[Tensor] = []
+    weights: list[Tensor | None] = []
+    for images in batches:
+        x = tokens(model, images)
+        found.append(x.cpu())
+        sequence = x.ndim == 3
+        weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu() if sequence else None)
+    return Stream(found, list(found), weights, [None] * len(found))
+
+
+def uniform_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg: CompensationConfig) -> Tensor:
+    """Every token counts once."""
+    return x.new_ones(len(blocks), *x.shape[:2])
+
+
+def class_token_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg: CompensationConfig) -> Tensor:
+    """Tokens that the head reads count `class_token_weight` times, all others once."""
+    weights = uniform_weights(model, blocks, x, cfg)
+    weights[:, :, : read_tokens(model)] = cfg.class_token_weight
+    return weights
+
+
+def rollout_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg: CompensationConfig) -> Tensor:
+    """What the head reads of each token, by attention rollout (Abnar and Zuidema, 2020), walked backwards.
+
+    r_L is 1 / T on the T tokens that the head reads; r_{l-1} = (r_l + r_l A_l) / 2 with A_l the attention of block l,
+    mean over heads, since a branch stands beside its residual. `token_floor` of the weight is spread evenly.
+    """
+    batch, n, _ = x.shape
+    attentions = []
+    for block in blocks:
+        with AttentionMaps() as maps:
+            x = through(model, block, x)
+        itself = torch.eye(n).to(x).expand(batch, n, n)  # an attention that is computed otherwise
+        attentions.append(maps.found[0] if len(maps.found) == 1 else itself)
+    reads = read_tokens(model)
+    reached = x.new_zeros(batch, n)
+    reached[:, : reads or n] = 1 / (reads or n)
+    weights = []
+    for attention in reversed(attentions):
+        weights.append(cfg.token_floor + (1 - cfg.token_floor) * n * reached)
+        reached = (reached + (reached[:, None] @ attention)[:, 0]) / 2
+    return torch.stack(weights[::-1])
+
+
+TOKEN_WEIGHTS = {"uniform": uniform_weights, "class_token": class_token_weights, "rollout": rollout_weights}

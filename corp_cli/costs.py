@@ -1,0 +1,178 @@
+"""What the groups of a model cost in MACs or parameters, by their sizes and by how many tokens a block sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.interpolate import RegularGridInterpolator
+from torch import nn
+
+from corp_cli.flops import count_macs, count_module
+from corp_cli.models.attention import AttentionSizes
+from corp_cli.models.blocks import Block, Sizes
+from corp_cli.models.loading import ModelSpec, parameters, skeleton
+from corp_cli.models.resize import MlpSizes, PrunedSizes, resize
+from corp_cli.models.streams import tokens
+from corp_cli.models.token_block import LEAST_TOKENS, prefix_tokens
+
+BUDGETED = ("mlp", "qk", "vo")
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of the sizes of some groups of one block: `values` on a grid of sizes, linear between its points."""
+
+    block: int
+    groups: tuple[str, ...]
+    axes: tuple[tuple[int, ...], ...]  # per group, ascending
+    values: Floats  # one axis per group
+
+    def at(self, sizes: Iterable[tuple[int, ...]]) -> tuple[float, ...]:
+        """The cost of every choice of sizes."""
+        found = RegularGridInterpolator(self.axes, self.values, bounds_error=False, fill_value=None)(list(sizes))
+        return tuple(float(value) for value in found)
+
+
+@dataclass(frozen=True)
+class TokenCosts:
+    """What the attention and the MLP of every block cost at n = 0..N tokens, [L, N + 1], in the budget's unit.
+
+    They are of the sizes that a budget starts from. prefix: how many leading tokens are never merged. merging(n, m):
+    what it costs itself to merge m of n tokens.
+    """
+
+    attn: Floats
+    mlp: Floats
+    prefix: int
+    merging: Callable[[int, int], float]
+
+    @property
+    def tokens(self) -> int:
+        """N, at the first block."""
+        return self.attn.shape[1] - 1
+
+    def most(self) -> tuple[int, ...]:
+        """The schedule that merges as much as is allowed, at once."""
+        count = int((1 - LEAST_TOKENS) * (self.tokens - self.prefix))
+        return (count, *(0 for _ in self.attn[1:]))
+
+    def of_merging(self, merge: tuple[int, ...]) -> float:
+        """What merging itself costs."""
+        ahead = self.tokens - np.cumsum([0, *merge[:-1]])
+        return sum(self.merging(int(n), m) for n, m in zip(ahead, merge, strict=True) if m > 0)
+
+    def by_block(self, merge: tuple[int, ...]) -> Iterator[tuple[int, tuple[float, float], tuple[float, float]]]:
+        """(block, shares of their cost that attention and MLP have left, that cost) for a schedule."""
+        behind = self.tokens - np.cumsum([0, *merge])
+        for i, (attn, mlp) in enumerate(zip(self.attn, self.mlp, strict=True)):
+            whole = float(attn[-1]), float(mlp[-1])
+            yield i, (float(attn[behind[i]]) / whole[0], float(mlp[behind[i + 1]]) / whole[1]), whole
+
+
+def cost_of(
+    spec: ModelSpec,
+    blocks: tuple[Block, ...],
+    sizes: tuple[Sizes, ...],
+    kind: str,
+    tokens: int | None = None,
+    merge: tuple[int, ...] = (),
+) -> int:
+    """MACs of one image, or parameters, of the model at these sizes, counted on the meta device."""
+    model = cut_skeleton(spec, blocks, sizes, tokens, merge)
+    return count_macs(model, spec.data["input_size"]) if kind == "macs" else parameters(model)
+
+
+def cut_skeleton(
+    spec: ModelSpec,
+    blocks: tuple[Block, ...],
+    sizes: tuple[Sizes, ...],
+    tokens: int | None = None,
+    merge: tuple[int, ...] = (),
+) -> nn.Module:
+    """The model at these sizes, on the meta device; see Budget for `tokens` and `merge`."""
+    model = skeleton(spec)
+    pruned = {b.name: _pruned_sizes(b, s) for b, s in zip(blocks, sizes, strict=True)}
+    for i, block in enumerate(blocks):
+        if any(merge[: i + 1]):
+            pruned[block.name] = replace(pruned[block.name], merge=merge[i])
+    if tokens is not None:
+        pruned[blocks[-1].name] = replace(pruned[blocks[-1].name], tokens=tokens)
+    resize(model, pruned)
+    return model
+
+
+def _pruned_sizes(block: Block, sizes: Sizes) -> PrunedSizes:
+    attn = mlp = None
+    if block.sizes.heads > 0:
+        attn = AttentionSizes(sizes.heads, sizes.qk, sizes.vo, block.scale, True, True)
+    if block.sizes.mlp > 0:
+        mlp = MlpSizes(sizes.mlp, True)
+    return PrunedSizes(attn, mlp)
+
+
+def free_groups(blocks: tuple[Block, ...], base: tuple[Sizes, ...]) -> list[tuple[int, str]]:
+    """Every (block, group) that a budget may cut below `base`."""
+    return [
+        (i, group)
+        for i, sizes in enumerate(base)
+        for group in BUDGETED
+        if group not in blocks[i].refusals and getattr(sizes, group) > 1
+    ]
+
+
+def linear_costs(
+    spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...], kind: str, tokens: int | None = None
+) -> tuple[Cost, ...]:
+    """The cost of every group of every block. MACs and parameters are linear in every size."""
+    costs: list[Cost] = []
+    known: dict[tuple[str, Sizes, str, bool], float] = {}
+    whole = cost_of(spec, blocks, base, kind, tokens)
+    for i, group in free_groups(blocks, base):
+        size = getattr(base[i], group)
+        key = blocks[i].place, base[i], group, i == len(base) - 1
+        if key not in known:
+            smaller = list(base)
+            smaller[i] = replace(base[i], **{group: size // 2})
+            cut = cost_of(spec, blocks, tuple(smaller), kind, tokens)
+            known[key] = (whole - cut) / (size - size // 2)
+        costs.append(Cost(i, (group,), ((0, size),), np.array([0.0, known[key] * size])))
+    return tuple(costs)
+
+
+def mac_costs(spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...], unread: int | None) -> TokenCosts:
+    """MACs of one image by tokens, counted on the meta device; `unread`: how many the last block updates (None: all).
+
+    Attention is quadratic in the tokens, the MLP linear; that of a last block that updates some sees only those.
+    """
+    model = cut_skeleton(spec, blocks, base, unread)
+    stream = tokens(model, torch.empty(1, *spec.data["input_size"], device="meta"))
+    whole, width = stream.shape[1:]
+    points = whole, whole // 2, whole // 4
+    attn: list[Floats] = []
+    mlp: list[Floats] = []
+    for i, block in enumerate(blocks):
+        for path, found in ((block.attn, attn), (block.mlp, mlp)):
+            if path == block.mlp and unread is not None and i == len(blocks) - 1:
+                found.append(np.full(whole + 1, float(count_module(model.get_submodule(path), stream[:, :unread]))))
+                continue
+            counts = [count_module(model.get_submodule(path), stream[:, :n]) for n in points]
+            found.append(np.polynomial.Polynomial.fit(points, counts, 2)(np.arange(whole + 1)))
+    prefix = prefix_tokens(model)
+    return TokenCosts(
+        np.stack(attn), np.stack(mlp), prefix, lambda n, m: merging_macs(n - prefix, m, width, base[0].qk)
+    )
+
+
+def merging_macs(tokens: int, count: int, width: int, key_width: int) -> float:
+    """MACs of merge_tokens: similarities of all pairs, and the sum of what is merged, in as many turns as it takes."""
+    macs = 0
+    while count > 0:
+        at_once, others = min(count, tokens // 2), tokens // 2
+        macs += others * ((tokens - others) * key_width + at_once * (width + key_width + 1))
+        tokens, count = tokens - at_once, count - at_once
+    return float(macs)

@@ -1,0 +1,122 @@
+"""Blocks of a classifier that work on fewer tokens: similar ones are merged, unread ones left alone in the last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.models.vision_transformer import Block as TimmBlock
+from torch import Tensor, cat, nn
+
+from corp_cli.linalg.merging import merge_tokens, size_bias
+from corp_cli.models.adapter import block_weights, blocks_of, replace_attention
+from corp_cli.models.attention import PlainAttention
+from corp_cli.models.blocks import Block
+from corp_cli.models.streams import read_tokens
+
+LEAST_TOKENS = 0.125  # of the patches, this fraction is not merged away
+
+
+class TokenBlock(nn.Module):
+    """A block of timm that merges `merge` tokens behind its attention, or updates only the first `tokens` of them.
+
+    Once tokens were merged the stream is [B, N, D + 1] until the block that is `last`: its last channel holds how many
+    tokens s each stands for, log s is added to their logits, and one that stands for many is attended to as they were
+    (arXiv 2210.09461). The first `prefix` tokens are never merged. Tokens that are not updated pass as they came, and
+    give keys and values all the same: a head that reads no others has the same outputs. The modules of the block keep
+    their names.
+    """
+
+    def __init__(self, block: nn.Module, prefix: int, merge: int, tokens: int | None, last: bool) -> None:
+        """Takes over the modules of `block`, whose attention is a PlainAttention."""
+        super().__init__()
+        self.norm1, attn, self.ls1, self.drop_path1 = map(block.get_submodule, ("norm1", "attn", "ls1", "drop_path1"))
+        self.norm2, self.mlp, self.ls2, self.drop_path2 = map(
+            block.get_submodule, ("norm2", "mlp", "ls2", "drop_path2")
+        )
+        assert isinstance(attn, PlainAttention)
+        self.attn, self.prefix, self.merge, self.tokens, self.last = attn, prefix, merge, tokens, last
+        attn.queries = tokens
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """x [B, N, D] or [B, N, D + 1] → [B, N - merge, D or D + 1]."""
+        x, sizes = split_sizes(x, self.attn.proj.out_features)
+        if sizes is not None:
+            bias = size_bias(sizes)
+            attn_mask = bias if attn_mask is None else attn_mask + bias
+        q, k, v = self.attn.heads(self.norm1(x))
+        read, others = x[:, : self.tokens], x[:, x.shape[1] if self.tokens is None else self.tokens :]
+        read = read + self.drop_path1(self.ls1(self.attn.attend(q, k, v, attn_mask, is_causal)))
+        if self.merge > 0:
+            sizes = x.new_ones(*x.shape[:2], 1) if sizes is None else sizes
+            read, sizes = merge_tokens(read, k.mean(1), sizes, self.prefix, self.merge)
+        read = read + self.drop_path2(self.ls2(self.mlp(self.norm2(read))))
+        x = cat([read, others], 1)
+        return x if sizes is None or self.last else cat([x, sizes], -1)
+
+    def extra_repr(self) -> str:
+        """For print(model)."""
+        return f"merge={self.merge}, tokens={self.tokens}"
+
+
+def split_sizes(x: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
+    """A stream [B, N, D or D + 1] → (tokens [B, N, D], how many each stands for [B, N, 1]; None: one)."""
+    return (x, None) if x.shape[-1] == width else (x[..., :width], x[..., width:])
+
+
+def needed_tokens(model: nn.Module) -> int:
+    """How many leading tokens the last block must update for the head; 0: all, or the block is not one to split."""
+    last = blocks_of(model)[-1]
+    plain = type(model.get_submodule(last.name)) is TimmBlock
+    return read_tokens(model) if plain and last.sizes.heads > 0 else 0
+
+
+def prefix_tokens(model: nn.Module) -> int:
+    """How many tokens stand before the patches: class token, distillation token, registers."""
+    timm_model: Any = model
+    return int(timm_model.num_prefix_tokens)
+
+
+def most_merged(model: nn.Module) -> int:
+    """How many tokens may be merged: of a model of plain blocks only, whose head reads nothing but leading tokens."""
+    blocks = blocks_of(model)
+    plain = all(type(model.get_submodule(b.name)) is TimmBlock and b.sizes.heads > 0 for b in blocks)
+    patches: Any = getattr(model.get_submodule("patch_embed"), "num_patches", None) if plain else None
+    return int((1 - LEAST_TOKENS) * patches) if patches and read_tokens(model) > 0 else 0
+
+
+def spare_tokens(model: nn.Module, merge: tuple[int, ...], tokens: int | None) -> None:
+    """Let block i merge merge[i] tokens (none: an empty tuple), and the last block update only the first `tokens`."""
+    blocks = blocks_of(model)
+    for i, block in enumerate(blocks):
+        last = block == blocks[-1]
+        if any(merge[: i + 1]) or (last and tokens is not None):
+            _spare(model, block, merge[i] if merge else 0, tokens if last else None, last)
+
+
+def put_token_blocks(model: nn.Module) -> None:
+    """Make every block one that could merge tokens, and merges none."""
+    blocks = blocks_of(model)
+    for block in blocks:
+        _spare(model, block, 0, None, block == blocks[-1])
+
+
+def _spare(model: nn.Module, block: Block, merge: int, tokens: int | None, last: bool) -> None:
+    attn = block_weights(model, block).attn
+    assert attn is not None
+    replace_attention(model, block, attn)
+    put_token_block(model, block, merge, tokens, last)
+
+
+def mean_keys(model: nn.Module, block: Block, normed: Tensor) -> Tensor:
+    """The keys of a block, mean over heads, [B, N, d], from the input of its attention: what tokens are merged by."""
+    attn = model.get_submodule(block.attn)
+    assert isinstance(attn, PlainAttention)
+    return attn.heads(normed)[1].mean(1)
+
+
+def put_token_block(model: nn.Module, block: Block, merge: int, tokens: int | None, last: bool) -> None:
+    """Put a TokenBlock in the place of `block`, whose attention is a PlainAttention already."""
+    parent, _, name = block.name.rpartition(".")
+    module = model.get_submodule(block.name)
+    new = TokenBlock(module, prefix_tokens(model), merge, tokens, last)
+    setattr(model.get_submodule(parent), name, new.train(module.training))
