@@ -141,6 +141,7 @@ def make_report(
             "achieved": achieved_sparsity(inputs.blocks, pruned),
             "skipped": inputs.skipped,
             "last_block_tokens": plan.tokens,
+            "merged_tokens": list(plan.merge) or None,
             "predicted_kl": plan.predicted_kl,
             "predicted_speedup": plan.predicted_speedup,
         },

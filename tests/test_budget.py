@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import ctypes
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -34,7 +36,7 @@ from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec, skeleton
 from corp_cli.pipeline import prune
-from corp_cli.plan import SizePlan, read_plan, updated_tokens, write_plan
+from corp_cli.plan import SizePlan, merges_tokens, read_plan, updated_tokens, write_plan
 from corp_cli.report import Report
 from tests import variants
 from tests.variants import SMALL
@@ -233,6 +235,7 @@ def test_budgets_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_tokens_that_the_head_never_reads_are_left_alone_in_the_last_block() -> None:
     report = prune(run(SparsityConfig(macs=0.5, curve_images=32))).report
     assert report.sparsity["last_block_tokens"] == 1
+    assert report.sparsity["merged_tokens"][-1] == 0
     whole = prune(run(SparsityConfig(macs=0.5, curve_images=32, skip_unread=False))).report
     assert whole.sparsity["last_block_tokens"] is None
     assert whole.sparsity["predicted_kl"] > report.sparsity["predicted_kl"]
@@ -287,6 +290,36 @@ def test_grids_reach_from_an_eighth_to_all() -> None:
     assert latency.grid(768, 6) == (96, 224, 360, 496, 632, 768)
     assert latency.grid(16, 4) == (2, 7, 8, 16)
     assert latency.grid(1, 4) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("merge", "mergeable", "said"),
+    [
+        (3, 2, "asks merge=3, 0 of the blocks; for this model, give counts that add up to 2 at most"),
+        (-1, 2, "asks merge=-1, 0"),
+        (True, 2, "asks merge=True, 0"),
+        (1, 0, "asks merge=1, 0 of the blocks; for this model, leave them out"),
+    ],
+)
+def test_plans_say_how_many_tokens_are_merged(tmp_path: Path, merge: int, mergeable: int, said: str) -> None:
+    write_plan(SizePlan(DENSE, 1, (2, 0)), BLOCKS, tmp_path)
+    assert read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 2) == SizePlan(DENSE, 1, (2, 0))
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"blocks": {"blocks.0": {"merge": merge}}}))
+    with pytest.raises(CorpError, match=re.escape(said)):
+        read_plan(tmp_path / "bad.yaml", BLOCKS, 1, mergeable)
+
+
+def test_tokens_are_not_merged_where_a_head_reads_them_all() -> None:
+    model = variants.build("gap_no_class_token")
+    assert not merges_tokens(model, SparsityConfig(macs=0.3))
+    with pytest.raises(CorpError, match="merge_tokens=true does not suit VisionTransformer: its head reads every"):
+        merges_tokens(model, SparsityConfig(macs=0.3, merge_tokens=True))
+    backbone = variants.build("vit")
+    assert merges_tokens(backbone, SparsityConfig(macs=0.3))
+    assert not merges_tokens(backbone, SparsityConfig(macs=0.3, merge_tokens=False))
+    assert not merges_tokens(backbone, SparsityConfig(params=0.3))
+    backbone.num_classes = 0  # type: ignore[assignment]
+    assert not merges_tokens(backbone, SparsityConfig(macs=0.3))
 
 
 def test_a_missing_plan_is_told_before_any_long_work(tmp_path: Path) -> None:

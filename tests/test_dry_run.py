@@ -150,11 +150,14 @@ def test_seconds_follow_images_stages_and_rates(rates: Callable[[Rates], None]) 
 @pytest.mark.usefixtures("rates")
 def test_curves_cost_the_blocks_after_each_group() -> None:
     """Five sizes of three groups in six blocks, through 6, 5, … 1 of them."""
-    found = seconds("sparsity.macs=0.4", "sparsity.curve_images=16")
+    asked = "sparsity.macs=0.4", "sparsity.curve_images=16", "sparsity.merge_tokens=false"
+    found = seconds(*asked)
     passes = 5 * 3 * sum(range(1, 7)) / 6
     assert 0.4 * passes < (found["plan"] / 16 - 2) / estimate.CURVE < 0.7 * passes
-    twice = seconds("sparsity.macs=0.4", "sparsity.curve_images=16", "sparsity.rounds=2")
+    twice = seconds(*asked, "sparsity.rounds=2")
     assert twice["plan"] == pytest.approx(2 * found["plan"])
+    merging = seconds(*asked[:2])  # six counts of tokens in all blocks but the last, and nothing cut around
+    assert (merging["plan"] / 16 - 2) / estimate.CURVE == pytest.approx(passes + 6 * sum(range(2, 7)) / 6)
 
 
 @pytest.mark.usefixtures("rates")

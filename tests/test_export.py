@@ -168,6 +168,12 @@ def test_a_last_block_without_unread_tokens(tmp_path: Path) -> None:
     check(source_of("vit", unread=True), "vit", tmp_path, ["onnx", "torchexport", "torchscript"])
 
 
+def test_a_model_that_merges_tokens(tmp_path: Path) -> None:
+    source = source_of("vit")
+    spare_tokens(source.model, (2, 0), 1)
+    check(source, "vit", tmp_path, ["onnx", "torchexport", "torchscript"])
+
+
 def check(source: Source, variant: str, folder: Path, names: list[str]) -> None:
     """Every file gives the logits of the model, for any batch."""
     files = write_files(source, ExportOptions(names), folder)

@@ -89,6 +89,8 @@ def lines(outlook: Outlook, cfg: PruneConfig) -> list[str]:
         found.append(f"{label:<11} {dense:,} before, {pruned:,} after ({100 * (pruned / dense - 1):+.1f}%)")
     if outlook.target.tokens is not None:
         found.append(f"{'':<11} the last block updates only tokens that the head reads: {outlook.target.tokens}")
+    if isinstance(outlook.target, Budget) and outlook.target.token_costs:
+        found.append(f"{'':<11} the run may merge tokens too, where that does less damage than cutting")
     judged = "labelled" if inputs.evaluation.labelled else "without labels"
     overlap = "none of them calibrated on" if inputs.held_out else "some or all of them calibrated on"
     stages = ", ".join(f"{name} {console.duration(value)}" for name, value in outlook.seconds.items() if value >= 0.05)

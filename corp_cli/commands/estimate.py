@@ -10,17 +10,17 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from corp_cli.budget import Budget, matching_fraction, uniform
+from corp_cli.budget import Budget, uniform
 from corp_cli.calibrate import accumulation_device
 from corp_cli.config import PruneConfig
 from corp_cli.costs import cost_of
-from corp_cli.curves import ANCHORS
+from corp_cli.curves import ANCHORS, MERGED
 from corp_cli.environment import peak_memory_mib
 from corp_cli.inputs import Inputs, first_batch
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.streams import tokens
 from corp_cli.output import size_in_bytes
-from corp_cli.plan import SizePlan
+from corp_cli.plan import SizePlan, context_fraction
 from corp_cli.sources import ImageSet
 from corp_cli.timing import pass_seconds
 
@@ -109,10 +109,15 @@ def stage_seconds(
 
 
 def curve_seconds(inputs: Inputs, cfg: PruneConfig, target: Budget, rates: Rates, cubes: float) -> float:
-    """Of every group of every block: the dense size and the anchors, each through the blocks from there on."""
+    """Of every group of every block: the dense size and the anchors, each through the blocks from there on.
+
+    Where tokens may be merged, those of the last block but one and before as well, and nothing is cut around them.
+    """
     points, depth = 1 + len(next(iter(ANCHORS.values()))), len(inputs.blocks)
     passes = points * sum((depth - block) / depth for block, _ in target.wanted())
-    around = share(inputs, uniform(target, matching_fraction(target)))
+    if target.token_costs:
+        passes += (1 + len(MERGED)) * sum((depth - block) / depth for block in range(depth - 1))
+    around = share(inputs, uniform(target, context_fraction(target)))
     images = min(cfg.sparsity.curve_images, len(inputs.calibration))
     each = rates.read + (2 + CURVE * around * passes) * rates.forward
     return cfg.sparsity.rounds * (images * each + CURVES * cubes)

@@ -25,11 +25,13 @@ def describe(path: str) -> None:
     for old, new in zip(blocks_of(dense), blocks_of(pruned), strict=True):
         pairs = ((getattr(new.sizes, g), getattr(old.sizes, g)) for g in ("mlp", "qk", "vo", "heads"))
         table.add_row(old.name, *(f"{left} of {of}" if left != of else f"{of}" for left, of in pairs))
+    merged = [sizes.merge or 0 for sizes in manifest.blocks.values()]
     out = console.out()
     out.print(table)
     for label, value in (
         ("parameters", f"{parameters(pruned):,} of {parameters(dense):,}"),
         ("MACs", f"{count_macs(pruned, input_size):,} of {count_macs(dense, input_size):,}"),
+        *([("merged tokens", f"{sum(merged)}, by block {', '.join(map(str, merged))}")] if any(merged) else []),
         ("input", ", ".join(f"{key} {value}" for key, value in manifest.model.data.items())),
         ("arguments", ", ".join(f"{key}={value}" for key, value in manifest.model.args.items())),
         ("recipe", manifest.recipe["recipe"]),

@@ -39,7 +39,7 @@ def match(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     keys = torch.nn.functional.normalize(keys, dim=-1)
     similarity, partner = (keys[:, ::2] @ keys[:, 1::2].transpose(1, 2)).max(-1)
-    order = similarity.sort(dim=-1, descending=True, stable=True).indices
+    order = similarity.argsort(-1, descending=True)
     gone, kept = order[:, :count], order[:, count:].sort(-1).values
     places = torch.arange(keys.shape[1] // 2, device=keys.device)
     into = partner.gather(1, gone)[:, None] == places[None, :, None]
