@@ -19,7 +19,7 @@ from corp_cli.compensate import compensate_block, replace_block
 from corp_cli.config import PruneConfig
 from corp_cli.linalg.lowrank import logit_factors, output_factors
 from corp_cli.linalg.obs import removal_order
-from corp_cli.models.adapter import block_weights
+from corp_cli.models.adapter import block_weights, put_module
 from corp_cli.models.blocks import Block, BlockWeights, Sizes
 from corp_cli.models.streams import logits_from, through, tokens
 from corp_cli.models.token_block import put_token_blocks
@@ -137,46 +137,48 @@ def damage_curves(
         found = sum(damage_of(reference, logits_from(around, x, rest)) for x, reference in every)
         return found / sum(len(x) for x in streams)
 
-    curves = []
+    curves, of_context = [], outcome(streams, blocks)
     for i, block in enumerate(console.track(blocks, "curves", len(blocks))):
         module = around.get_submodule(block.name)
         in_context = copy.deepcopy(module)
         if i in merging:
-            curves.append(merge_curve(i, module, streams[0].shape[1], partial(outcome, streams, blocks[i:])))
+            merged = partial(outcome, streams, blocks[i:])
+            curves.append(merge_curve(i, module, streams[0].shape[1], of_context, merged))
         for group in (group for owner, group in wanted if owner == i and group != TOKENS):
             size = getattr(block.sizes, group)
             points = sorted({size, *(max(1, round(size * (1 - a))) for a in anchors)}, reverse=True)
             damage = []
             for point in points:
+                if point == getattr(context[i], group):
+                    damage.append(of_context)
+                    continue
                 trial = keep(scores[i], block, replace(context[i], **{group: point}))
                 half = replace(trial, attn=None) if group == "mlp" else replace(trial, mlp=None)
                 weights, _ = compensate_block(dense[i], statistics[i], half, repair)
-                _put(around, block.name, copy.deepcopy(in_context))
+                put_module(around, block.name, copy.deepcopy(in_context))
                 path = block.mlp if group == "mlp" else block.attn
-                _put(around, path, copy.deepcopy(model.get_submodule(path)))
+                put_module(around, path, copy.deepcopy(model.get_submodule(path)))
                 replace_block(around, block, weights)
                 damage.append(outcome(streams, blocks[i:]))
             errors = reconstruction_errors(group, dense[i], statistics[i], repair.ridge_lambda)
             curves.append(Curve(i, group, interpolate(errors, points, damage)))
-        _put(around, block.name, in_context)
+        put_module(around, block.name, in_context)
         streams = [through(around, block, x) for x in streams]
     return curves
 
 
-def merge_curve(block: int, module: Any, tokens: int, outcome: Callable[[], float]) -> Curve:
-    """The curve of merging in one block alone: `module`, the TokenBlock that is in place, of a stream of `tokens`."""
+def merge_curve(block: int, module: Any, tokens: int, of_context: float, outcome: Callable[[], float]) -> Curve:
+    """The curve of merging in one block alone: `module`, the TokenBlock that is in place, of a stream of `tokens`.
+
+    of_context: the damage where it merges none; outcome(): where it merges what it says.
+    """
     patches = tokens - module.prefix
     sizes = sorted({tokens, *(tokens - int(fraction * patches) for fraction in MERGED)}, reverse=True)
-    damage = []
-    for size in sizes:
+    damage = [of_context]
+    for size in sizes[1:]:
         module.merge = tokens - size
         damage.append(outcome())
     module.merge = 0
-    rising = np.maximum.accumulate(np.array(damage) - damage[0])
+    rising = np.maximum.accumulate(np.array(damage) - of_context)
     curve = PchipInterpolator(sizes[::-1], rising[::-1])(np.maximum(np.arange(tokens + 1), sizes[-1]))
     return Curve(block, TOKENS, torch.from_numpy(curve))
-
-
-def _put(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module)

@@ -38,6 +38,7 @@ INGREDIENTS = {
 }
 ON_BUDGET = {
     "best, MACs budget": [],
+    "best, MACs budget, no tokens merged": ["sparsity.merge_tokens=false"],
     "best, MACs budget, last block whole": ["sparsity.skip_unread=false"],
     "best, MACs budget, one shot": ["compensation.propagate=none"],
     "best, MACs budget, two rounds of curves": ["sparsity.rounds=2"],
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="each draws other calibration images")
     parser.add_argument("--paper", action="store_true", help="budgets: the paper's method at the same MACs as well")
     parser.add_argument("--rows", nargs="*", help="only the rows whose names hold one of these")
+    parser.add_argument("--overrides", nargs="*", default=[], help="for every row, such as sparsity.merge_tokens=false")
     parser.add_argument("--num-workers", type=int, default=2, help="that decode images")
     parser.add_argument("--cache", default=tempfile.gettempdir(), help="folder for statistics")
     args = parser.parse_args()
@@ -89,7 +91,7 @@ def main() -> None:
         found = []
         for seed in args.seeds:
             start = time.perf_counter()
-            found.append(prune(config(args, seed, overrides)).report)
+            found.append(prune(config(args, seed, [*overrides, *args.overrides])).report)
             print(line(name, str(seed), [found[-1]], time.perf_counter() - start), flush=True)
         if len(found) > 1:
             print(line(name, "mean", found), flush=True)

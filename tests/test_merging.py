@@ -178,7 +178,7 @@ def test_curves_of_merging_rise_as_tokens_go() -> None:
     put_token_blocks(model)
     module = model.get_submodule("blocks.0")
     assert isinstance(module, TokenBlock)
-    curve = merge_curve(0, module, 5, lambda: float([0.5, 0.5, 0.7, 0.6, 0.9, 0.9][module.merge]))
+    curve = merge_curve(0, module, 5, 0.5, lambda: float([0.5, 0.5, 0.7, 0.6, 0.9, 0.9][module.merge]))
     assert module.merge == 0
     assert curve.damage[5] == 0
     assert (curve.damage[:-1] >= curve.damage[1:]).all()

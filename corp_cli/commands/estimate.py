@@ -111,7 +111,8 @@ def stage_seconds(
 def curve_seconds(inputs: Inputs, cfg: PruneConfig, target: Budget, rates: Rates, cubes: float) -> float:
     """Of every group of every block: the dense size and the anchors, each through the blocks from there on.
 
-    Where tokens may be merged, those of the last block but one and before as well, and nothing is cut around them.
+    Where tokens may be merged, counts of tokens in every block but the last as well, and nothing is cut around them. A
+    bound from above: what is the context itself is measured once.
     """
     points, depth = 1 + len(next(iter(ANCHORS.values()))), len(inputs.blocks)
     passes = points * sum((depth - block) / depth for block, _ in target.wanted())

@@ -157,8 +157,7 @@ def resize_attention(model: nn.Module, block: Block, sizes: AttentionSizes) -> P
     """Put an uninitialised PrunedAttention of these sizes in the place of the block's attention."""
     dense = model.get_submodule(block.attn)
     attn = KINDS[type(dense)].pruned(dense, sizes).train(dense.training)
-    parent, _, name = block.attn.rpartition(".")
-    setattr(model.get_submodule(parent), name, attn)
+    put_module(model, block.attn, attn)
     return attn
 
 
@@ -208,6 +207,12 @@ def resize_mlp(model: nn.Module, block: Block, hidden: int, fc2_bias: bool) -> n
 
 
 # --- modules --------------------------------------------------------------------------------------------------
+
+
+def put_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put `module` in the place of the one at `path`."""
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
 
 
 def _empty(inputs: int, outputs: int, bias: bool, like: Tensor) -> nn.Linear:

@@ -8,7 +8,7 @@ from timm.models.vision_transformer import Block as TimmBlock
 from torch import Tensor, cat, nn
 
 from corp_cli.linalg.merging import merge_tokens, size_bias
-from corp_cli.models.adapter import block_weights, blocks_of, replace_attention
+from corp_cli.models.adapter import block_weights, blocks_of, put_module, replace_attention
 from corp_cli.models.attention import PlainAttention
 from corp_cli.models.blocks import Block
 from corp_cli.models.streams import read_tokens
@@ -116,7 +116,6 @@ def mean_keys(model: nn.Module, block: Block, normed: Tensor) -> Tensor:
 
 def put_token_block(model: nn.Module, block: Block, merge: int, tokens: int | None, last: bool) -> None:
     """Put a TokenBlock in the place of `block`, whose attention is a PlainAttention already."""
-    parent, _, name = block.name.rpartition(".")
     module = model.get_submodule(block.name)
     new = TokenBlock(module, prefix_tokens(model), merge, tokens, last)
-    setattr(model.get_submodule(parent), name, new.train(module.training))
+    put_module(model, block.name, new.train(module.training))
