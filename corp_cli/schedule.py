@@ -13,7 +13,7 @@ PRICES = np.geomspace(1e-3, 30, 24)  # nats per image that the cost of the whole
 
 
 def schedules(damage: list[Tensor], costs: TokenCosts) -> list[tuple[tuple[int, ...], float]]:
-    """[(tokens merged in every block, predicted damage)], from none on: the best for every of some prices of cost.
+    """[(tokens merged in every block, predicted damage)], from none to all: the best for every of some prices of cost.
 
     damage[i] [N + 1] is what merging in block i alone does, by the tokens that stay; the last block merges none. To
     merge more, in block i, of a stream that has fewer tokens already is taken to cost what the curve of block i rises
@@ -33,6 +33,7 @@ def schedules(damage: list[Tensor], costs: TokenCosts) -> list[tuple[tuple[int, 
         hurt = sum(float(f[b] - f[a]) for f, a, b in zip(curves, behind[:-1], behind[1:], strict=False))
         merge = *np.diff(-steps[behind]).tolist(), 0
         found[merge] = hurt
+    found.setdefault(costs.most(), float(damage[0][costs.tokens - most]))  # a budget is only known to be met with it
     return list(found.items())
 
 

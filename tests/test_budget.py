@@ -29,14 +29,14 @@ from corp_cli.budget import (
 )
 from corp_cli.config import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
 from corp_cli.costs import cost_of, linear_costs
-from corp_cli.curves import ANCHORS, Curve, damage_curves, interpolate
+from corp_cli.curves import ANCHORS, TOKENS, Curve, damage_curves, interpolate
 from corp_cli.errors import CorpError
 from corp_cli.flops import count_macs
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec, skeleton
 from corp_cli.pipeline import prune
-from corp_cli.plan import SizePlan, merges_tokens, read_plan, updated_tokens, write_plan
+from corp_cli.plan import SizePlan, best_plan, merges_tokens, read_plan, updated_tokens, write_plan
 from corp_cli.report import Report
 from tests import variants
 from tests.variants import SMALL
@@ -230,6 +230,20 @@ def test_budgets_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         path.write_text("{")
     spent(0.2)
     assert len(measured) == 5
+
+
+def test_a_budget_that_only_the_strongest_merging_meets_is_met() -> None:
+    budget = make_budget(SPEC, BLOCKS, SparsityConfig(macs=0.3), DENSE, 1, merges=True)
+    costs = budget.token_costs
+    assert costs is not None
+    tightest = budget.merging(costs.most())
+    fraction = 1 - (tightest.fixed + tightest.least) / budget.dense - 1e-6
+    budget = make_budget(SPEC, BLOCKS, SparsityConfig(macs=fraction), DENSE, 1, merges=True)
+    damage = {(i, g): torch.linspace(1e3, 0, getattr(DENSE[i], g) + 1).double() for i, g in budget.wanted()}
+    damage[0, TOKENS] = torch.linspace(1e3, 0, costs.tokens + 1).double()  # dearer than any price
+    found = best_plan(budget, damage)
+    assert found.merge == costs.most()
+    assert cost_of(SPEC, BLOCKS, found.sizes, "macs", 1, found.merge) <= (1 - fraction) * budget.dense
 
 
 def test_tokens_that_the_head_never_reads_are_left_alone_in_the_last_block() -> None:
