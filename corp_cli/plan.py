@@ -56,7 +56,8 @@ def make_target(inputs: Inputs, cfg: PruneConfig) -> SizePlan | Budget:
     tokens = updated_tokens(inputs.dense, sparsity)
     if sparsity.plan is not None:
         plan = read_plan(expand(sparsity.plan), blocks, needed_tokens(inputs.dense), most_merged(inputs.dense))
-        return plan if sparsity.skip_unread is None else replace(plan, tokens=tokens)
+        plan = plan if sparsity.skip_unread is None else replace(plan, tokens=tokens)
+        return replace(plan, merge=()) if sparsity.merge_tokens is False else plan
     merges = merges_tokens(inputs.dense, sparsity)
     base = tuple(uniform_sizes(block, inputs.groups, sparsity) for block in blocks)
     if sparsity.latency is not None:
@@ -69,9 +70,14 @@ def make_target(inputs: Inputs, cfg: PruneConfig) -> SizePlan | Budget:
 def merges_tokens(dense: nn.Module, sparsity: SparsityConfig) -> bool:
     """Whether a budget may merge tokens.
 
-    Raises CorpError where `sparsity.merge_tokens` is asked of a model that it does not suit.
+    Raises CorpError where `sparsity.merge_tokens` is asked of a model that it does not suit, or without such a budget.
     """
     asked, able = sparsity.merge_tokens, most_merged(dense) > 0
+    if asked and sparsity.plan is None and sparsity.budget() not in ("macs", "latency"):
+        raise CorpError(
+            "sparsity.merge_tokens=true needs a budget that tokens count for; give sparsity.macs or sparsity.latency, "
+            "or leave it out."
+        )
     if asked and not able:
         raise CorpError(
             f"sparsity.merge_tokens=true does not suit {type(dense).__name__}: its head reads every token, or not all "

@@ -84,6 +84,7 @@ VALUES = [
     Case("sparsity nan", ["prune", "sparsity.qk=nan"], ("out of range",)),
     Case("joint with mlp", ["prune", "sparsity.joint=0.5", "sparsity.mlp=0.5"], ("sparsity.joint", "sparsity.mlp")),
     Case("one bad value of a sweep", ["prune", "-m", "sparsity.joint=0.5,1.5"], ("1.5 is out of range",)),
+    Case("merging without a budget", ["prune", "sparsity.merge_tokens=true"], ("give sparsity.macs or",)),
     Case("round_to 0", ["prune", "sparsity.round_to=0"], ("at least 1",)),
     Case("unknown ranker", ["prune", "ranker.mlp=best"], ("activation", "magnitude")),
     Case("unknown compensation", ["prune", "compensation.qk=best"], ("sylvester",)),

@@ -329,6 +329,9 @@ def test_tokens_are_not_merged_where_a_head_reads_them_all() -> None:
     with pytest.raises(CorpError, match="merge_tokens=true does not suit VisionTransformer: its head reads every"):
         merges_tokens(model, SparsityConfig(macs=0.3, merge_tokens=True))
     backbone = variants.build("vit")
+    for asked in (SparsityConfig(joint=0.5, merge_tokens=True), SparsityConfig(params=0.5, merge_tokens=True)):
+        with pytest.raises(CorpError, match="merge_tokens=true needs a budget that tokens count for"):
+            merges_tokens(backbone, asked)
     assert merges_tokens(backbone, SparsityConfig(macs=0.3))
     assert not merges_tokens(backbone, SparsityConfig(macs=0.3, merge_tokens=False))
     assert not merges_tokens(backbone, SparsityConfig(params=0.3))

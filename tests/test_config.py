@@ -79,6 +79,7 @@ def test_recipes() -> None:
     assert load_config("recipe=best") == load_config()
     paper = load_config("recipe=paper")
     assert (paper.recipe, paper.ranker.mlp, paper.compensation) == ("paper", "activation", PAPER_COMPENSATION)
+    assert (paper.sparsity.skip_unread, paper.sparsity.merge_tokens) == (False, False)
 
 
 def test_any_timm_name() -> None:
