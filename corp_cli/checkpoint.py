@@ -86,6 +86,7 @@ def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Any], dict[str, T
     return content, state
 
 
+@torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in
 def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     """The pruned model in `path`, on the CPU, in eval mode; needs no dense weights, no network and no config.
 

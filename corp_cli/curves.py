@@ -98,7 +98,7 @@ def distance(reference: Tensor, features: Tensor) -> float:
     return float((1 - F.cosine_similarity(features.double().flatten(1), reference)).sum())
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def damage_curves(
     model: nn.Module,
     blocks: tuple[Block, ...],

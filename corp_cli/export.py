@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from corp_cli.models.resize import pruned_sizes
 from corp_cli.parity import compare
 
 CHECKPOINT = "pruned.safetensors"
+UNVERIFIED = "pruned.unverified.safetensors"  # a file that was read back as another model
 NOT_RECIPE = ("model", "evaluation", "gate", "export", "device")  # what the weights do not depend on
 
 
@@ -33,16 +35,38 @@ def make_manifest(dense: nn.Module, pruned: nn.Module, spec: ModelSpec, cfg: Pru
     return Manifest(spec, pruned_sizes(pruned, dense), recipe, weights_sha256(dense), versions())
 
 
-@torch.inference_mode()
 def export(pruned: nn.Module, manifest: Manifest, output_dir: Path, probe: Tensor) -> Path:
-    """Write pruned.safetensors and read it back: bitwise the same logits on the images `probe`, or no file at all."""
+    """Write pruned.safetensors and read it back: the same tensors, and within rounding the same logits on `probe`.
+
+    Raises RuntimeError, which is a bug of corp's, where that fails; the file then stays under the name UNVERIFIED.
+    """
     path = output_dir / CHECKPOINT
     write_checkpoint(pruned, manifest, path)
-    reloaded = load_pruned(path).to(probe.device)
-    if not torch.equal(reloaded(probe), pruned(probe)):
-        path.unlink()
-        raise RuntimeError(f"{path} gave other logits when read back, and was removed")
+    if difference := read_back_difference(pruned, load_pruned(path).to(probe.device), probe):
+        os.replace(path, output_dir / UNVERIFIED)
+        raise RuntimeError(f"the checkpoint differs from the model when read back ({difference}); see {UNVERIFIED}")
     return path
+
+
+@torch.inference_mode()
+def read_back_difference(written: nn.Module, read: nn.Module, probe: Tensor) -> str | None:
+    """In words, how `read` differs from `written`: in any bit of a tensor, or in its logits by more than rounding.
+
+    Two modules with the same bits may run other kernels, so logits may differ by √eps of the largest. That must hold
+    for half of the images `probe` [B, C, H, W]: a near tie in the merging of tokens may fall otherwise in single ones.
+    """
+    ours, theirs = written.state_dict(), read.state_dict()
+    if ours.keys() != theirs.keys():
+        return f"tensors {', '.join(sorted(ours.keys() ^ theirs.keys()))} are in one of them only"
+    for name, tensor in ours.items():
+        if not torch.equal(tensor, theirs[name]):
+            return f"the tensor {name}"
+    logits, again = written(probe), read(probe)
+    largest = float(logits.abs().max())
+    furthest = (logits - again).abs().flatten(1).amax(1)
+    if furthest.median() <= torch.finfo(logits.dtype).eps ** 0.5 * largest:
+        return None
+    return f"logits of up to {largest:.3g} by up to {float(furthest.max()):.3g}"
 
 
 def export_formats(

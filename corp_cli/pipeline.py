@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from corp_cli.budget import Budget
@@ -51,6 +52,7 @@ class PruneResult:
     report: Report
 
 
+@torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in
 def prune(
     cfg: PruneConfig,
     output_dir: str | PathLike[str] | None = None,

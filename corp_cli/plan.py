@@ -104,7 +104,7 @@ def updated_tokens(dense: nn.Module, sparsity: SparsityConfig) -> int | None:
     return needed if asked else None
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def choose_sizes(
     target: SizePlan | Budget,
     inputs: Inputs,

@@ -76,7 +76,7 @@ class Repair:
         return accumulation_device(self.device)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: the parameters made here are the user's, to train further
 def compensate_sequentially(
     model: nn.Module,
     blocks: tuple[Block, ...],

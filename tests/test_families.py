@@ -27,7 +27,7 @@ from corp_cli.pipeline import PruneResult, prune
 from corp_cli.summary import show
 from tests import variants
 from tests.documents import in_backticks, read
-from tests.variants import logits
+from tests.variants import logits, require_same
 
 FAMILIES = (
     "eva_without_rotation",
@@ -64,7 +64,7 @@ def config(name: str, args: dict[str, Any], folder: Path, **sparsity: Any) -> Pr
 def run(name: str, args: dict[str, Any], folder: Path, **sparsity: Any) -> PruneResult:
     result = prune(config(name, args, folder, **sparsity), folder)
     x = torch.randn(2, 3, args["img_size"], args["img_size"])
-    assert torch.equal(logits(load_pruned(folder / "pruned.safetensors"), x), logits(result.model, x))
+    require_same(logits(load_pruned(folder / "pruned.safetensors"), x), logits(result.model, x))
     return result
 
 

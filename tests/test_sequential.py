@@ -20,7 +20,7 @@ from corp_cli.plan import SizePlan
 from corp_cli.rank import check_supported, uniform_sizes
 from corp_cli.sequential import compensate_sequentially, inverse_gain
 from tests import variants
-from tests.variants import logits
+from tests.variants import logits, require_same
 
 CPU = torch.device("cpu")
 EVERY = pytest.mark.parametrize("variant", [name for name in variants.VARIANTS if name != "swiglu"])
@@ -85,7 +85,7 @@ def test_a_model_that_keeps_its_mlp_comes_back(variant: str, tmp_path: Path) -> 
     path = tmp_path / "pruned.safetensors"
     spec = ModelSpec(name, args, {"input_size": list(x.shape[1:])})
     write_checkpoint(pruned, Manifest(spec, pruned_sizes(pruned, model), {}, "0" * 64), path)
-    assert torch.equal(logits(load_pruned(path), x), logits(pruned, x))
+    require_same(logits(load_pruned(path), x), logits(pruned, x))
 
 
 @pytest.mark.parametrize("token_weights", ["class_token", "rollout"])

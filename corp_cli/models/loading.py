@@ -35,6 +35,7 @@ class ModelSpec:
         return asdict(self)
 
 
+@torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in
 def load_dense(cfg: ModelConfig, data: DataConfig | None = None) -> tuple[nn.Module, ModelSpec]:
     """The dense model named by `cfg` with its weights, in eval mode on the CPU, and what builds it again.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from huggingface_hub import hf_hub_download
 from timm.models import is_model, register_model
 from torch import nn
@@ -29,6 +30,7 @@ def register() -> None:
         register_model(corp_pruned)
 
 
+@torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in
 def corp_pruned(
     pretrained: bool = False,
     checkpoint: str | Path | None = None,
