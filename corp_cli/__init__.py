@@ -13,8 +13,8 @@ from corp_cli.errors import CorpError
 from corp_cli.version import __version__
 
 if TYPE_CHECKING:
-    from corp_cli.checkpoint import load_pruned
     from corp_cli.compose import load_config
+    from corp_cli.files.checkpoint import load_pruned
     from corp_cli.models.timm_entry import register
     from corp_cli.pipeline import prune
 
@@ -22,7 +22,7 @@ __all__ = ["CorpError", "__version__", "load_config", "load_pruned", "prune", "r
 
 _HOMES = {
     "load_config": "corp_cli.compose",
-    "load_pruned": "corp_cli.checkpoint",
+    "load_pruned": "corp_cli.files.checkpoint",
     "prune": "corp_cli.pipeline",
     "register": "corp_cli.models.timm_entry",
 }

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli import console
-from corp_cli.checkpoint import Manifest, load_pruned, weights_sha256, write_checkpoint
 from corp_cli.config import PruneConfig
 from corp_cli.environment import versions
 from corp_cli.errors import CorpError
+from corp_cli.files.checkpoint import Manifest, load_pruned, weights_sha256, write_checkpoint
 from corp_cli.formats import Source, place, runs_of, scratch, write_files
 from corp_cli.inputs import Inputs, tracked_batches
 from corp_cli.memory import halving_batches

@@ -30,7 +30,7 @@ from corp_cli.cli_errors import LAID_OVER, plain_errors
 from corp_cli.compose import config_dir, register, typed
 from corp_cli.config import SCHEMAS
 from corp_cli.errors import CorpError
-from corp_cli.output import STATE, require_room
+from corp_cli.files.output import STATE, require_room
 
 WRITES_NO_FOLDER = ("info", "check", "doctor")
 

@@ -16,6 +16,9 @@ from corp_cli.console import Stopwatch, collect_warnings
 from corp_cli.errors import CorpError
 from corp_cli.evaluate import Findings, judge
 from corp_cli.export import export, export_formats, make_manifest
+from corp_cli.files.cache.blocks import has_room, make_progress, remove_state
+from corp_cli.files.cache.measured import measure_statistics
+from corp_cli.files.output import STATE, require_room, rounded, size_in_bytes
 from corp_cli.formats import require_packages
 from corp_cli.gate import require_labels, require_within
 from corp_cli.inputs import (
@@ -26,16 +29,13 @@ from corp_cli.inputs import (
     load_inputs,
     warn_near_chance,
 )
-from corp_cli.measure import measure_statistics
 from corp_cli.memory import halving_batches, plain_memory_errors
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
-from corp_cli.output import STATE, require_room, rounded, size_in_bytes
 from corp_cli.plan import SizePlan, choose_sizes, make_target, write_plan
 from corp_cli.rank import Context, Plan, keep, rank
 from corp_cli.report import Report, make_report, write_report
-from corp_cli.resume import has_room, make_progress, remove_state
 from corp_cli.sequential import compensate_sequentially
 from corp_cli.sources import expand
 from corp_cli.statistics import Statistics

@@ -9,18 +9,18 @@ from typing import Any
 
 from torch import Tensor
 
-from corp_cli.checkpoint import Manifest
 from corp_cli.compensate import Errors
 from corp_cli.config import PruneConfig
 from corp_cli.data import Intake
 from corp_cli.environment import environment, peak_memory_mib
 from corp_cli.evaluate import Findings
+from corp_cli.files.checkpoint import Manifest
+from corp_cli.files.output import write_json
 from corp_cli.flops import count_macs
 from corp_cli.inputs import Inputs
 from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loading import DATA_KEYS, ModelSpec, parameters, skeleton
 from corp_cli.models.resize import resize
-from corp_cli.output import write_json
 from corp_cli.plan import SizePlan
 from corp_cli.sources import ImageSet
 

@@ -22,6 +22,7 @@ from corp_cli.calibrate import RunningLogits, accumulation_device
 from corp_cli.calibration_stream import Batch, Stream, merge_stream, on_device, start_streams, token_weights
 from corp_cli.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
 from corp_cli.config import CompensationConfig, PruneConfig, RankerConfig
+from corp_cli.files.cache.blocks import Progress
 from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
 from corp_cli.linalg.ridge import refit
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
@@ -32,7 +33,6 @@ from corp_cli.models.sublayers import Sublayer
 from corp_cli.models.token_block import mean_keys, prefix_tokens
 from corp_cli.plan import SizePlan
 from corp_cli.rank import Context, keep, rank_block
-from corp_cli.resume import Progress
 from corp_cli.statistics import BlockStatistics
 
 

@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from rich.table import Table
 
 from corp_cli import console
-from corp_cli.output import write_whole
+from corp_cli.files.output import write_whole
 
 SUMMARY = "summary.csv"
 CACHE = ".shared"

@@ -13,11 +13,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from corp_cli import tensor_files
-from corp_cli.checkpoint import FORMAT, FORMAT_VERSION, load_pruned, read_manifest, write_checkpoint
 from corp_cli.commands.info import describe
 from corp_cli.config import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig
 from corp_cli.errors import CorpError
+from corp_cli.files import tensors as tensor_files
+from corp_cli.files.checkpoint import FORMAT, FORMAT_VERSION, load_pruned, read_manifest, write_checkpoint
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import load_dense
 from corp_cli.models.state_dict import read_state_dict

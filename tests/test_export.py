@@ -13,11 +13,11 @@ import torch
 from onnx import TensorProto
 
 from corp_cli import formats, onnx_files
-from corp_cli.checkpoint import load_pruned
 from corp_cli.cli import main
 from corp_cli.config import ExportConfig
 from corp_cli.errors import CorpError
 from corp_cli.export_config import FORMATS, ExportOptions
+from corp_cli.files.checkpoint import load_pruned
 from corp_cli.formats import Source, runs_of, write_files
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec

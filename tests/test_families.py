@@ -15,11 +15,11 @@ from PIL import Image
 from torch import Tensor
 
 from corp_cli.budget import make_budget, uniform
-from corp_cli.checkpoint import load_pruned
 from corp_cli.cli import main
 from corp_cli.config import CalibrationConfig, DataConfig, EvaluationConfig, ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.costs import cost_of
 from corp_cli.errors import CorpError
+from corp_cli.files.checkpoint import load_pruned
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.attention_maps import AttentionMaps
 from corp_cli.models.loading import ModelSpec

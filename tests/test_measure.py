@@ -13,13 +13,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from corp_cli import calibrate as calibrate_module
-from corp_cli import measure
 from corp_cli.config import CalibrationConfig, CompensationConfig, DataConfig, EvaluationConfig, PruneConfig
 from corp_cli.errors import CorpError
+from corp_cli.files.cache import measured as measure
+from corp_cli.files.cache.statistics import images_sha256, read_statistics
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.pipeline import prune
 from corp_cli.sources import ImageSet
-from corp_cli.statistics_io import images_sha256, read_statistics
 
 
 def config(tmp_path: Path, **calibration: Any) -> PruneConfig:
@@ -117,7 +117,7 @@ def test_images_are_told_apart_by_content(tmp_path: Path) -> None:
 
 
 def test_statistics_that_cannot_be_kept_are_a_bug(tmp_path: Path) -> None:
-    from corp_cli.statistics_io import Kept, write_statistics
+    from corp_cli.files.cache.statistics import Kept, write_statistics
 
     @dataclass(frozen=True)
     class Odd:
@@ -216,7 +216,7 @@ def test_activations_that_are_not_finite_name_the_block(tmp_path: Path) -> None:
 
 
 def test_preprocessing_is_overridden_printed_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from corp_cli.checkpoint import read_manifest
+    from corp_cli.files.checkpoint import read_manifest
 
     data = DataConfig(interpolation="bilinear", crop_pct=0.5, mean=[0.25], std=[0.75], crop_mode="squash")
     report = prune(replace(config(tmp_path), data=data), tmp_path).report

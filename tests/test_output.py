@@ -16,7 +16,7 @@ import pytest
 from corp_cli import pipeline
 from corp_cli.config import PruneConfig
 from corp_cli.errors import CorpError
-from corp_cli.output import require_room, write_json, write_whole
+from corp_cli.files.output import require_room, write_json, write_whole
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from corp_cli.checkpoint import load_pruned, read_manifest, weights_sha256
 from corp_cli.config import (
     CalibrationConfig,
     CompensationConfig,
@@ -20,6 +19,7 @@ from corp_cli.config import (
     SparsityConfig,
 )
 from corp_cli.errors import CorpError
+from corp_cli.files.checkpoint import load_pruned, read_manifest, weights_sha256
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import PruneResult, prune, run
 from corp_cli.rank import RANKERS

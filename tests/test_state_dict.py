@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from corp_cli.checkpoint import FORMAT
 from corp_cli.config import ModelConfig
 from corp_cli.errors import CorpError
+from corp_cli.files.checkpoint import FORMAT
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import load_dense
 from corp_cli.models.state_dict import PRUNED, read_state_dict

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from corp_cli import console
 from corp_cli.errors import CorpError
-from corp_cli.output import require_room
+from corp_cli.files.output import require_room
 from corp_cli.version import __version__
 
 DISTRIBUTION = "corp-cli"

@@ -16,10 +16,10 @@ from corp_cli.config import PruneConfig
 from corp_cli.costs import cost_of
 from corp_cli.curves import ANCHORS, MERGED
 from corp_cli.environment import peak_memory_mib
+from corp_cli.files.output import size_in_bytes
 from corp_cli.inputs import Inputs, first_batch
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.streams import tokens
-from corp_cli.output import size_in_bytes
 from corp_cli.plan import SizePlan, context_fraction
 from corp_cli.sources import ImageSet
 from corp_cli.timing import pass_seconds

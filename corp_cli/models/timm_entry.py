@@ -11,11 +11,11 @@ from huggingface_hub import hf_hub_download
 from timm.models import is_model, register_model
 from torch import nn
 
-from corp_cli.checkpoint import load_pruned, read_manifest
 from corp_cli.errors import CorpError
+from corp_cli.files.checkpoint import load_pruned, read_manifest
+from corp_cli.files.output import write_json
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import resize
-from corp_cli.output import write_json
 
 NAME = "corp_pruned"
 WEIGHTS = "model.safetensors"

@@ -12,9 +12,9 @@ import torch
 from corp_cli import console
 from corp_cli.config import PruneConfig
 from corp_cli.curves import Curve
+from corp_cli.files.cache.statistics import key_sha256
+from corp_cli.files.output import write_whole
 from corp_cli.models.blocks import Sizes
-from corp_cli.output import write_whole
-from corp_cli.statistics_io import key_sha256
 
 FORMAT = "corp-curves 1"
 

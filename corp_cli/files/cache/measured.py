@@ -8,15 +8,9 @@ from pathlib import Path
 
 from corp_cli import console
 from corp_cli.calibrate import accumulation_device, calibrate
-from corp_cli.checkpoint import weights_sha256
 from corp_cli.config import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
-from corp_cli.inputs import Inputs, calibration_batches, warn_unread
-from corp_cli.memory import halving_batches
-from corp_cli.models.blocks import Block
-from corp_cli.output import write_cache
-from corp_cli.statistics import Statistics
-from corp_cli.statistics_io import (
+from corp_cli.files.cache.statistics import (
     Kept,
     cache_file,
     differing,
@@ -25,6 +19,12 @@ from corp_cli.statistics_io import (
     read_statistics,
     write_statistics,
 )
+from corp_cli.files.checkpoint import weights_sha256
+from corp_cli.files.output import write_cache
+from corp_cli.inputs import Inputs, calibration_batches, warn_unread
+from corp_cli.memory import halving_batches
+from corp_cli.models.blocks import Block
+from corp_cli.statistics import Statistics
 
 
 def measure_statistics(inputs: Inputs, cfg: PruneConfig, cache: Path | None = None) -> Statistics:

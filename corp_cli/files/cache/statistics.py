@@ -16,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from corp_cli.errors import CorpError
+from corp_cli.files.tensors import save_whole
 from corp_cli.sources import ImageSet
 from corp_cli.statistics import BlockStatistics, Statistics
-from corp_cli.tensor_files import save_whole
 
 FORMAT = "corp-statistics"
 FORMAT_VERSION = 1

@@ -14,12 +14,12 @@ from torch import nn
 
 from corp_cli.compensate import GroupError
 from corp_cli.config import PruneConfig
+from corp_cli.files.cache.measured import statistics_key
+from corp_cli.files.tensors import save_whole
 from corp_cli.inputs import Inputs
-from corp_cli.measure import statistics_key
 from corp_cli.models.blocks import Block
 from corp_cli.models.resize import PrunedSizes, pruned_sizes, resize, sizes_from_json
 from corp_cli.plan import SizePlan
-from corp_cli.tensor_files import save_whole
 
 FORMAT = "corp-block"
 

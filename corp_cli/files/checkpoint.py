@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
+from corp_cli.files.tensors import save_whole
 from corp_cli.models.loading import ModelSpec, empty_model, state_tensors
 from corp_cli.models.resize import PrunedSizes, resize, sizes_from_json
-from corp_cli.tensor_files import save_whole
 
 FORMAT = "corp-pruned"
 FORMAT_VERSION = 3  # 1 knew no blocks that update only some tokens, 2 none that merge any
