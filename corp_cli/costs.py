@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 from torch import nn
 
-from corp_cli.flops import count_macs, count_module
+from corp_cli.measure.macs import count_macs, count_module
 from corp_cli.models.attention import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.loading import ModelSpec, parameters, skeleton

@@ -17,12 +17,12 @@ from corp_cli.config import SparsityConfig
 from corp_cli.costs import Cost, Floats, TokenCosts, free_groups
 from corp_cli.inputs import Inputs
 from corp_cli.linalg.merging import merge_tokens
+from corp_cli.measure.timing import pass_seconds
 from corp_cli.models.adapter import resize_attention, resize_mlp
 from corp_cli.models.attention import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import prefix_tokens
-from corp_cli.timing import pass_seconds
 
 POINTS = {"mlp": 6, "qk": 4, "vo": 4}  # sizes that are timed; others are interpolated
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the tokens, at which sublayers are timed where tokens may be merged

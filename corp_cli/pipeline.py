@@ -14,7 +14,6 @@ from corp_cli.compensate import Errors, compensate
 from corp_cli.config import CompensationConfig, PruneConfig
 from corp_cli.console import Stopwatch, collect_warnings
 from corp_cli.errors import CorpError
-from corp_cli.evaluate import Findings, judge
 from corp_cli.export import export, export_formats, make_manifest
 from corp_cli.files.cache.blocks import has_room, make_progress, remove_state
 from corp_cli.files.cache.measured import measure_statistics
@@ -29,6 +28,7 @@ from corp_cli.inputs import (
     load_inputs,
     warn_near_chance,
 )
+from corp_cli.measure.judge import Findings, judge
 from corp_cli.memory import halving_batches, plain_memory_errors
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.streams import cannot_walk

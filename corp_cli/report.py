@@ -13,11 +13,11 @@ from corp_cli.compensate import Errors
 from corp_cli.config import PruneConfig
 from corp_cli.data import Intake
 from corp_cli.environment import environment, peak_memory_mib
-from corp_cli.evaluate import Findings
 from corp_cli.files.checkpoint import Manifest
 from corp_cli.files.output import write_json
-from corp_cli.flops import count_macs
 from corp_cli.inputs import Inputs
+from corp_cli.measure.judge import Findings
+from corp_cli.measure.macs import count_macs
 from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loading import DATA_KEYS, ModelSpec, parameters, skeleton
 from corp_cli.models.resize import resize

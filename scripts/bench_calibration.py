@@ -13,7 +13,7 @@ import time
 import torch
 from bench_setup import set_up
 
-from corp_cli.timing import synchronize
+from corp_cli.measure.timing import synchronize
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ import time
 import torch
 from bench_setup import set_up
 
-from corp_cli.timing import synchronize
+from corp_cli.measure.timing import synchronize
 
 LIMIT = 20  # percent of the whole that the model may wait beyond pure decoding
 

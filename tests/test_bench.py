@@ -15,8 +15,8 @@ from corp_cli.cli import main
 from corp_cli.commands.bench import Subject, time_setting, timing
 from corp_cli.commands.bench_notes import explain
 from corp_cli.config import BenchConfig
+from corp_cli.measure.timing import Setting, Timing, pass_seconds
 from corp_cli.models.blocks import Block, Sizes
-from corp_cli.timing import Setting, Timing, pass_seconds
 
 QUICK = ["device=cpu", "runs=2", "batch_sizes=[1,3]", "dtypes=[float32,bfloat16]"]
 MACS = {"dense": 100, "pruned": 60}

@@ -31,7 +31,7 @@ from corp_cli.config import CalibrationConfig, CompensationConfig, EvaluationCon
 from corp_cli.costs import cost_of, linear_costs
 from corp_cli.curves import ANCHORS, TOKENS, Curve, damage_curves, interpolate
 from corp_cli.errors import CorpError
-from corp_cli.flops import count_macs
+from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec, skeleton

@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from corp_cli.flops import count_macs
+from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.attention import AttentionSizes
 from corp_cli.models.blocks import Block

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
-from corp_cli.evaluate import measure
-from corp_cli.features import RunningFeatures
-from corp_cli.metrics import ClassResult, Evaluation, RunningMetrics, wilson
+from corp_cli.measure.features import RunningFeatures
+from corp_cli.measure.judge import measure
+from corp_cli.measure.metrics import ClassResult, Evaluation, RunningMetrics, wilson
 
 
 def of(logits: Tensor, labels: Tensor, reference: Tensor | None = None) -> RunningMetrics:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
-from corp_cli.flops import count_macs
+from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import ModelSpec, skeleton
 from corp_cli.models.resize import pruned_sizes, resize

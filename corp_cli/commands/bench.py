@@ -21,13 +21,13 @@ from corp_cli.environment import environment, peak_memory_mib
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, read_manifest
 from corp_cli.files.output import write_json
-from corp_cli.flops import count_macs
+from corp_cli.measure.macs import count_macs
+from corp_cli.measure.timing import Setting, Timing, pass_seconds
 from corp_cli.memory import is_out_of_memory, plain_memory_errors, release
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import ModelSpec, load_dense, parameters, skeleton
 from corp_cli.models.resize import PrunedSizes, resize
 from corp_cli.report import preprocessing
-from corp_cli.timing import Setting, Timing, pass_seconds
 
 BENCH = "bench.json"
 SCHEMA_VERSION = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
+from corp_cli.measure.timing import Setting
 from corp_cli.models.blocks import Block
-from corp_cli.timing import Setting
 
 FEWER = 0.95  # MACs of the pruned model over the dense one's, below which a gain is to be expected
 FASTER = 1.05  # a speed-up below this is none

@@ -17,20 +17,20 @@ from corp_cli.console import Stopwatch
 from corp_cli.data import resolve_device
 from corp_cli.environment import environment, peak_memory_mib
 from corp_cli.errors import CorpError
-from corp_cli.evaluate import measure
 from corp_cli.files.checkpoint import load_pruned, read_manifest, weights_sha256
 from corp_cli.files.output import write_json, write_whole
-from corp_cli.flops import count_macs
 from corp_cli.inputs import asked_images, first_batch, head_of, intake_of, tracked_batches, warn_near_chance
+from corp_cli.measure.judge import measure
+from corp_cli.measure.macs import count_macs
+from corp_cli.measure.metrics import ClassResult
+from corp_cli.measure.timing import throughput
 from corp_cli.memory import halving_batches, plain_memory_errors
-from corp_cli.metrics import ClassResult
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec, load_dense, parameters, skeleton
 from corp_cli.models.preprocess import describe, with_overrides
 from corp_cli.models.resize import PrunedSizes, resize
 from corp_cli.report import image_facts, preprocessing
 from corp_cli.sources import ImageSet
-from corp_cli.timing import throughput
 
 EVALUATION = "evaluation.json"
 PER_CLASS = "per_class.csv"

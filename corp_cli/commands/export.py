@@ -22,13 +22,13 @@ from corp_cli.files.checkpoint import read_manifest
 from corp_cli.files.output import require_room, size_in_bytes, write_json
 from corp_cli.formats import ONNX_PACKAGES, Source, place, require_packages, runs_of, scratch, write_files
 from corp_cli.inputs import asked_images, first_batch, head_of, intake_of, tracked_batches
+from corp_cli.measure.timing import throughput
 from corp_cli.memory import halving_batches, plain_memory_errors
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec
 from corp_cli.parity import compare, random_images
 from corp_cli.report import image_facts
 from corp_cli.sources import ImageSet
-from corp_cli.timing import throughput
 
 EXPORT = "export.json"
 SCHEMA_VERSION = 1

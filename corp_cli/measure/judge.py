@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
-from corp_cli.features import RunningFeatures
-from corp_cli.metrics import Evaluation, RunningMetrics
-from corp_cli.timing import throughput
+from corp_cli.measure.features import RunningFeatures
+from corp_cli.measure.metrics import Evaluation, RunningMetrics
+from corp_cli.measure.timing import throughput
 
 
 @dataclass(frozen=True)

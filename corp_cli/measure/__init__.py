@@ -1,0 +1,1 @@
+"""Judging: metrics, features, timing, multiply-accumulates."""
