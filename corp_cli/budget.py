@@ -15,7 +15,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 from torch import Tensor
 
-from corp_cli.config import SparsityConfig
+from corp_cli.config.prune import SparsityConfig
 from corp_cli.costs import Cost, TokenCosts, cost_of, linear_costs, mac_costs
 from corp_cli.errors import CorpError
 from corp_cli.models.blocks import Block, Sizes

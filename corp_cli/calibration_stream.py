@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from corp_cli.config import CompensationConfig
+from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.merging import merge_tokens
 from corp_cli.models.attention_maps import AttentionMaps
 from corp_cli.models.blocks import Block

@@ -18,8 +18,8 @@ from corp_cli.version import __version__
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from corp_cli.config import BenchConfig, DoctorConfig, EvaluateConfig, ExportConfig, InfoConfig, PruneConfig
-    from corp_cli.gate_config import CheckConfig
+    from corp_cli.config.gate import CheckConfig
+    from corp_cli.config.prune import BenchConfig, DoctorConfig, EvaluateConfig, ExportConfig, InfoConfig, PruneConfig
 
 COMMANDS = {
     "prune": "prune a vision transformer in one shot, from a folder of unlabelled images",
@@ -192,7 +192,7 @@ def run_command(command: str, args: Sequence[str]) -> int:
     from corp_cli import hydra_app, log, sweep
     from corp_cli.cli_errors import plain_errors
     from corp_cli.compose import config_dir, typed
-    from corp_cli.config import SCHEMAS
+    from corp_cli.config.prune import SCHEMAS
 
     if command == "check":
         args = hydra_app.spelled_out(args)

@@ -14,7 +14,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 from yaml import MarkedYAMLError
 
-from corp_cli.config import SCHEMAS
+from corp_cli.config.prune import SCHEMAS
 from corp_cli.errors import CorpError
 
 # OmegaConf's name of a type → what a user should write.

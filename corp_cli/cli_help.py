@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from corp_cli.cli_errors import plain_errors
-from corp_cli.config import SCHEMAS
+from corp_cli.config.prune import SCHEMAS
 from corp_cli.hydra_app import fits, task_part
 
 

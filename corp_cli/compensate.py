@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli import console
-from corp_cli.config import CompensationConfig
+from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.logits import logit_error, missing_logits, split_factors
 from corp_cli.linalg.lowrank import logit_factors, output_factors
 from corp_cli.linalg.moments import Moments, select_moments, transform_moments

@@ -10,10 +10,10 @@ from glob import escape, glob
 from pathlib import Path
 from typing import Sequence
 
-from corp_cli.config import COMPENSATIONS, DTYPES, RANKERS
+from corp_cli.config.export import FORMATS, WEIGHTS
+from corp_cli.config.images import CROP_MODES, INTERPOLATIONS
+from corp_cli.config.prune import COMPENSATIONS, DTYPES, RANKERS
 from corp_cli.errors import CorpError
-from corp_cli.export_config import FORMATS, WEIGHTS
-from corp_cli.image_config import CROP_MODES, INTERPOLATIONS
 
 # Each function asks `corp -sc query` for candidates, one a line; no space follows those that end in '=', '.', '/'.
 # readline replaces only what follows the last of COMP_WORDBREAKS, so in bash candidates lose what stands before.
@@ -127,7 +127,7 @@ def _hydra_candidates(command: str, words: list[str], word: str) -> list[str]:
 
     from hydra._internal.core_plugins.bash_completion import BashCompletion
 
-    from corp_cli.config import SCHEMAS
+    from corp_cli.config.prune import SCHEMAS
     from corp_cli.hydra_app import config_loader, fits, parse_flags
 
     flags = parse_flags(command, words)

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from corp_cli.config import SCHEMAS, PruneConfig
+from corp_cli.config.prune import SCHEMAS, PruneConfig
 from corp_cli.errors import CorpError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from corp_cli import console
 from corp_cli.compensate import compensate_block, replace_block
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.linalg.lowrank import logit_factors, output_factors
 from corp_cli.linalg.obs import removal_order
 from corp_cli.models.adapter import block_weights, put_module

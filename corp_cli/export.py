@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli import console
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.environment import versions
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import Manifest, load_pruned, weights_sha256, write_checkpoint

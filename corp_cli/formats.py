@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli import console
+from corp_cli.config.export import ExportOptions
 from corp_cli.errors import CorpError
-from corp_cli.export_config import ExportOptions
 from corp_cli.files.checkpoint import Manifest, write_checkpoint
 from corp_cli.memory import is_out_of_memory
 from corp_cli.models.loading import ModelSpec

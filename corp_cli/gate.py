@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from corp_cli.config.gate import GateConfig, LimitsConfig
 from corp_cli.errors import CorpError, GateError
-from corp_cli.gate_config import GateConfig, LimitsConfig
 from corp_cli.gate_input import LAYOUTS, Measured, measured
 
 OK, WORSE, SKIPPED = "ok", "worse", "skipped"

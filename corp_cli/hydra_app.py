@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from corp_cli.cli_errors import LAID_OVER, plain_errors
 from corp_cli.compose import config_dir, register, typed
-from corp_cli.config import SCHEMAS
+from corp_cli.config.prune import SCHEMAS
 from corp_cli.errors import CorpError
 from corp_cli.files.output import STATE, require_room
 

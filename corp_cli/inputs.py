@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli import console
-from corp_cli.config import CalibrationConfig, EvaluationConfig, PruneConfig
+from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, PruneConfig
 from corp_cli.data import Intake, batches, choose, resolve_device
 from corp_cli.errors import CorpError
 from corp_cli.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels

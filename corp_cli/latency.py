@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from corp_cli import console
 from corp_cli.budget import Budget
-from corp_cli.config import SparsityConfig
+from corp_cli.config.prune import SparsityConfig
 from corp_cli.costs import Cost, Floats, TokenCosts, free_groups
 from corp_cli.inputs import Inputs
 from corp_cli.linalg.merging import merge_tokens

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from corp_cli.budget import Budget
 from corp_cli.compensate import Errors, compensate
-from corp_cli.config import CompensationConfig, PruneConfig
+from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.console import Stopwatch, collect_warnings
 from corp_cli.errors import CorpError
 from corp_cli.export import export, export_formats, make_manifest

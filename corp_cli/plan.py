@@ -13,7 +13,7 @@ import yaml
 from torch import Tensor, nn
 
 from corp_cli.budget import Budget, make_budget, matching_fraction, spend, uniform
-from corp_cli.config import PruneConfig, SparsityConfig
+from corp_cli.config.prune import PruneConfig, SparsityConfig
 from corp_cli.curves import ANCHORS, TOKENS, Curve, damage_curves
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.curves import curves_file, curves_key, read_curves, write_curves

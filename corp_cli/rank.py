@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli import console
-from corp_cli.config import RankerConfig, SparsityConfig
+from corp_cli.config.prune import RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.linalg.obs import removal_order
 from corp_cli.models.adapter import block_weights

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from corp_cli.compensate import Errors
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.data import Intake
 from corp_cli.environment import environment, peak_memory_mib
 from corp_cli.files.checkpoint import Manifest

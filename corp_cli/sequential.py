@@ -21,7 +21,7 @@ from corp_cli import console
 from corp_cli.calibrate import RunningLogits, accumulation_device
 from corp_cli.calibration_stream import Batch, Stream, merge_stream, on_device, start_streams, token_weights
 from corp_cli.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
-from corp_cli.config import CompensationConfig, PruneConfig, RankerConfig
+from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig
 from corp_cli.files.cache.blocks import Progress
 from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
 from corp_cli.linalg.ridge import refit

@@ -17,7 +17,7 @@ import tempfile
 import time
 
 from corp_cli import load_config, prune
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.report import Report
 
 # ingredient → overrides that take it away from, or add it to, recipe=best at joint .5

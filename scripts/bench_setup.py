@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.calibrate import Calibration
-from corp_cli.config import ModelConfig
+from corp_cli.config.prune import ModelConfig
 from corp_cli.data import batches, choose, resolve_device
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import load_dense

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from tests.typed import put_module
 
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from corp_cli.gate_config import GateConfig
+from corp_cli.config.gate import GateConfig
 
 DEFAULT = GateConfig(top1_drop=0.5, top5_drop=0.5, agreement_drop=1.0, kl=0.01, macs=0.01, params=0.01)
 MACHINE = {"device": "cpu", "device_name": "x86_64", "cpu_count": 4, "cpu_capability": "AVX2", "torch_threads": 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from corp_cli.config import CompensationConfig, RankerConfig
+from corp_cli.config.prune import CompensationConfig, RankerConfig
 
 PAPER_COMPENSATION = CompensationConfig("affine", "sylvester", "affine", ridge_lambda=1e-3, propagate="none")
 PAPER: dict[str, Any] = {

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from corp_cli.calibrate import calibrate
 from corp_cli.compensate import compensate
-from corp_cli.config import CompensationConfig, RankerConfig, SparsityConfig
+from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
 from corp_cli.models.adapter import attention_weights, block_weights, blocks_of, replace_attention, replace_mlp

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from corp_cli.cli import main
 from corp_cli.commands.bench import Subject, time_setting, timing
 from corp_cli.commands.bench_notes import explain
-from corp_cli.config import BenchConfig
+from corp_cli.config.prune import BenchConfig
 from corp_cli.measure.timing import Setting, Timing, pass_seconds
 from corp_cli.models.blocks import Block, Sizes
 

@@ -27,7 +27,7 @@ from corp_cli.budget import (
     spend,
     uniform,
 )
-from corp_cli.config import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
+from corp_cli.config.prune import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
 from corp_cli.costs import cost_of, linear_costs
 from corp_cli.curves import ANCHORS, TOKENS, Curve, damage_curves, interpolate
 from corp_cli.errors import CorpError

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from corp_cli.cli import main
 from corp_cli.compose import config_dir, register
-from corp_cli.gate_config import CheckConfig, GateConfig, LimitsConfig
+from corp_cli.config.gate import CheckConfig, GateConfig, LimitsConfig
 from tests.documents import check_understood, code_blocks, commands, read
 from tests.golden import DEFAULT, EVALUATION, REPORT, changed, save
 from tests.typed import UNTIMED, one_sentence

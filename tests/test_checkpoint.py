@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from corp_cli.commands.info import describe
-from corp_cli.config import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig
+from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files import tensors as tensor_files
 from corp_cli.files.checkpoint import FORMAT, FORMAT_VERSION, load_pruned, read_manifest, write_checkpoint

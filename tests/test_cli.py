@@ -13,7 +13,7 @@ import pytest
 import corp_cli
 from corp_cli import commands
 from corp_cli.cli import COMMANDS, main
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from tests.typed import fail_with, files, put_module
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from corp_cli.compensate import compensate_qk, compensate_vo
-from corp_cli.config import CompensationConfig
+from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.logits import missing_logits
 from corp_cli.models.blocks import AttentionWeights
 from corp_cli.statistics import LogitStatistics

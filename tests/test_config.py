@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 import corp_cli
 from corp_cli.compose import config_dir, slug
-from corp_cli.config import CompensationConfig, InfoConfig, PruneConfig, SparsityConfig
+from corp_cli.config.gate import GateConfig
+from corp_cli.config.prune import CompensationConfig, InfoConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
-from corp_cli.gate_config import GateConfig
 from tests.recipes import PAPER_COMPENSATION
 
 load_config = corp_cli.load_config

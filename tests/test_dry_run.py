@@ -15,7 +15,7 @@ from corp_cli.cli import main
 from corp_cli.commands import dry_run, estimate
 from corp_cli.commands.dry_run import foresee
 from corp_cli.commands.estimate import Rates
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.pipeline import prune
 

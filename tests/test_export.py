@@ -14,9 +14,9 @@ from onnx import TensorProto
 
 from corp_cli import formats, onnx_files
 from corp_cli.cli import main
-from corp_cli.config import ExportConfig
+from corp_cli.config.export import FORMATS, ExportOptions
+from corp_cli.config.prune import ExportConfig
 from corp_cli.errors import CorpError
-from corp_cli.export_config import FORMATS, ExportOptions
 from corp_cli.files.checkpoint import load_pruned
 from corp_cli.formats import Source, runs_of, write_files
 from corp_cli.models.bundled import BUNDLED

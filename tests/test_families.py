@@ -16,7 +16,14 @@ from torch import Tensor
 
 from corp_cli.budget import make_budget, uniform
 from corp_cli.cli import main
-from corp_cli.config import CalibrationConfig, DataConfig, EvaluationConfig, ModelConfig, PruneConfig, SparsityConfig
+from corp_cli.config.prune import (
+    CalibrationConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    PruneConfig,
+    SparsityConfig,
+)
 from corp_cli.costs import cost_of
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned

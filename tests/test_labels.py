@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import timm
 
-from corp_cli.config import EvaluationConfig
+from corp_cli.config.prune import EvaluationConfig
 from corp_cli.errors import CorpError
 from corp_cli.inputs import asked_images, head_of, labelled
 from corp_cli.labels import Head, Labelled, make_head, near_chance, read_class_map, with_label_file, with_labels

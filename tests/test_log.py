@@ -10,7 +10,7 @@ import pytest
 
 from corp_cli import cli, log
 from corp_cli.cli import main
-from corp_cli.config import BenchConfig, PruneConfig
+from corp_cli.config.prune import BenchConfig, PruneConfig
 from corp_cli.console import Stopwatch, warn
 from corp_cli.errors import CorpError, GateError
 from corp_cli.pipeline import prune

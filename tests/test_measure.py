@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from corp_cli import calibrate as calibrate_module
-from corp_cli.config import CalibrationConfig, CompensationConfig, DataConfig, EvaluationConfig, PruneConfig
+from corp_cli.config.prune import CalibrationConfig, CompensationConfig, DataConfig, EvaluationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache import measured as measure
 from corp_cli.files.cache.statistics import images_sha256, read_statistics

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from corp_cli import console
 from corp_cli.calibrate import Calibration
-from corp_cli.config import CalibrationConfig, EvaluationConfig, PruneConfig
+from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.measure import judge as evaluate
 from corp_cli.memory import halving_batches, is_out_of_memory, plain_memory_errors

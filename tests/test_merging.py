@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from corp_cli import sequential
 from corp_cli.budget import make_budget
 from corp_cli.calibration_stream import Stream, on_device, start_streams
-from corp_cli.config import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
+from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.costs import cost_of, mac_costs
 from corp_cli.curves import merge_curve
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint

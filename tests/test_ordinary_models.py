@@ -11,7 +11,7 @@ from torch import nn
 from corp_cli import export as export_stage
 from corp_cli import load_pruned
 from corp_cli.cli import main
-from corp_cli.config import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig, SparsityConfig
+from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.export import CHECKPOINT, UNVERIFIED, read_back_difference
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import prune

@@ -14,7 +14,7 @@ from typing import TextIO
 import pytest
 
 from corp_cli import pipeline
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room, write_json, write_whole
 

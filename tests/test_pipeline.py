@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from corp_cli.config import (
+from corp_cli.config.prune import (
     CalibrationConfig,
     CompensationConfig,
     EvaluationConfig,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corp_cli.calibrate import RunningLogits
-from corp_cli.config import RANKERS as NAMES
+from corp_cli.config.prune import RANKERS as NAMES
 from corp_cli.models.blocks import AttentionWeights, Block, MlpWeights, Sizes
 from corp_cli.rank import RANKERS, Context, Scores, keep, kept_size, top
 from corp_cli.statistics import BlockStatistics

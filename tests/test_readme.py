@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from corp_cli import load_config
-from corp_cli.config import COMPENSATIONS, RANKERS, PruneConfig
+from corp_cli.config.prune import COMPENSATIONS, RANKERS, PruneConfig
 from tests.documents import (
     PAGES,
     ROOT,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corp_cli.commands.evaluate import evaluate_command
-from corp_cli.config import (
+from corp_cli.config.prune import (
     CalibrationConfig,
     EvaluateConfig,
     EvaluationConfig,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.calibration_stream import start_streams
-from corp_cli.config import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
+from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes

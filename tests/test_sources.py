@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from corp_cli.cli import at_home
-from corp_cli.config import CalibrationConfig
+from corp_cli.config.prune import CalibrationConfig
 from corp_cli.data import batches
 from corp_cli.decode import from_tensor
 from corp_cli.errors import CorpError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from corp_cli.config import ModelConfig
+from corp_cli.config.prune import ModelConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import FORMAT
 from corp_cli.models.bundled import BUNDLED

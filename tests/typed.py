@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import corp_cli
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 
 QUICK = [
     "device=cpu",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from corp_cli import console
 from corp_cli.commands.bench_notes import explain
-from corp_cli.config import BenchConfig, ModelConfig
+from corp_cli.config.prune import BenchConfig, ModelConfig
 from corp_cli.data import resolve_device
 from corp_cli.environment import environment, peak_memory_mib
 from corp_cli.errors import CorpError

@@ -232,7 +232,7 @@ def check_itself() -> Iterator[Check]:
     """Whether the bundled model classifies its images on the device that `device=auto` takes."""
     import torch
 
-    from corp_cli.config import EvaluationConfig, ModelConfig
+    from corp_cli.config.prune import EvaluationConfig, ModelConfig
     from corp_cli.data import resolve_device
     from corp_cli.inputs import asked_images, first_batch, head_of
     from corp_cli.models.bundled import BUNDLED

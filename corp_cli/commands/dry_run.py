@@ -9,7 +9,7 @@ from rich.table import Table
 from corp_cli import console
 from corp_cli.budget import Budget, matching_fraction, uniform
 from corp_cli.commands.estimate import Rates, measure_rates, peak_mib, stage_seconds
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.costs import cost_of
 from corp_cli.formats import require_packages
 from corp_cli.gate import require_labels

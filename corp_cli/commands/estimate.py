@@ -12,7 +12,7 @@ from torch import Tensor
 
 from corp_cli.budget import Budget, uniform
 from corp_cli.calibrate import accumulation_device
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.costs import cost_of
 from corp_cli.curves import ANCHORS, MERGED
 from corp_cli.environment import peak_memory_mib

@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import nn
 
 from corp_cli import console
-from corp_cli.config import EvaluateConfig
+from corp_cli.config.prune import EvaluateConfig
 from corp_cli.console import Stopwatch
 from corp_cli.data import resolve_device
 from corp_cli.environment import environment, peak_memory_mib

@@ -15,7 +15,7 @@ from torch import nn
 
 from corp_cli import console
 from corp_cli.commands.evaluate import Judged, load
-from corp_cli.config import EvaluateConfig, ExportConfig
+from corp_cli.config.prune import EvaluateConfig, ExportConfig
 from corp_cli.console import Stopwatch
 from corp_cli.environment import environment, peak_memory_mib
 from corp_cli.files.checkpoint import read_manifest

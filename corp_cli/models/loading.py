@@ -11,7 +11,7 @@ import torch
 from timm.models import load_model_config_from_hf
 from torch import Tensor, nn
 
-from corp_cli.config import DataConfig, ModelConfig
+from corp_cli.config.prune import DataConfig, ModelConfig
 from corp_cli.errors import CorpError
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.huggingface import PREFIX, read_transformers

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from corp_cli.compensate import GroupError
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.files.cache.measured import statistics_key
 from corp_cli.files.tensors import save_whole
 from corp_cli.inputs import Inputs

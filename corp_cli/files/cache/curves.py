@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from corp_cli import console
-from corp_cli.config import PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.curves import Curve
 from corp_cli.files.cache.statistics import key_sha256
 from corp_cli.files.output import write_whole

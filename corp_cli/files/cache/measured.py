@@ -8,7 +8,7 @@ from pathlib import Path
 
 from corp_cli import console
 from corp_cli.calibrate import accumulation_device, calibrate
-from corp_cli.config import CompensationConfig, PruneConfig
+from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.statistics import (
     Kept,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, List, Optional
 
+from corp_cli.config.ranges import require_at_least, require_choice, require_fraction
 from corp_cli.errors import CorpError
-from corp_cli.ranges import require_at_least, require_choice, require_fraction
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CROP_MODES = ("center", "squash", "border")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import List
 
+from corp_cli.config.ranges import require_choice
 from corp_cli.errors import CorpError
-from corp_cli.ranges import require_choice
 
 FORMATS = ("onnx", "torchexport", "torchscript", "timm")
 WEIGHTS = ("float32", "float16", "bfloat16")

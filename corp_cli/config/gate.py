@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Optional
 
+from corp_cli.config.ranges import require_at_least, require_fraction
 from corp_cli.errors import CorpError
-from corp_cli.ranges import require_at_least, require_fraction
 
 FRACTIONS = ("min_macs_removed", "min_params_removed", "throughput", "speedup")
 

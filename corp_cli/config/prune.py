@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
+from corp_cli.config.export import DEFAULT_OPSET, FORMATS, ExportOptions, require_export
+from corp_cli.config.gate import CheckConfig, LimitsConfig
+from corp_cli.config.images import CalibrationConfig as CalibrationConfig
+from corp_cli.config.images import DataConfig as DataConfig
+from corp_cli.config.images import EvaluationConfig as EvaluationConfig
+from corp_cli.config.ranges import require_at_least, require_choice, require_fraction
 from corp_cli.errors import CorpError
-from corp_cli.export_config import DEFAULT_OPSET, FORMATS, ExportOptions, require_export
-from corp_cli.gate_config import CheckConfig, LimitsConfig
-from corp_cli.image_config import CalibrationConfig as CalibrationConfig
-from corp_cli.image_config import DataConfig as DataConfig
-from corp_cli.image_config import EvaluationConfig as EvaluationConfig
-from corp_cli.ranges import require_at_least, require_choice, require_fraction
 
 SIMPLE_RANKERS = ("activation", "magnitude", "random")
 RANKERS = {

@@ -1,0 +1,1 @@
+"""The schema of `configs/`: typed dataclasses with range checks. Imports neither torch nor Hydra."""
