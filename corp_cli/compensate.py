@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from corp_cli import console
 from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.logits import logit_error, missing_logits, split_factors
 from corp_cli.linalg.lowrank import logit_factors, output_factors
@@ -26,6 +25,7 @@ from corp_cli.linalg.ridge import (
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import AttentionWeights, Block, BlockWeights, MlpWeights
 from corp_cli.rank import Kept, KeptAttention, Plan
+from corp_cli.runtime import console
 from corp_cli.statistics import BlockStatistics, LogitStatistics, Statistics
 
 

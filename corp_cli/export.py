@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from corp_cli import console
 from corp_cli.config.prune import PruneConfig
-from corp_cli.environment import versions
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import Manifest, load_pruned, weights_sha256, write_checkpoint
 from corp_cli.formats import Source, place, runs_of, scratch, write_files
 from corp_cli.inputs import Inputs, tracked_batches
-from corp_cli.memory import halving_batches
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.parity import compare
+from corp_cli.runtime import console
+from corp_cli.runtime.environment import versions
+from corp_cli.runtime.memory import halving_batches
 
 CHECKPOINT = "pruned.safetensors"
 UNVERIFIED = "pruned.unverified.safetensors"  # a file that was read back as another model

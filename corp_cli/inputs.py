@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from corp_cli import console
 from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, PruneConfig
 from corp_cli.data import Intake, batches, choose, resolve_device
 from corp_cli.errors import CorpError
@@ -21,6 +20,7 @@ from corp_cli.models.loading import ModelSpec, load_dense
 from corp_cli.models.preprocess import class_names, describe, eval_transform, wordnet_classes
 from corp_cli.models.streams import cannot_walk, keeps_grid, tokens
 from corp_cli.rank import check_supported
+from corp_cli.runtime import console
 from corp_cli.sources import ImageSet, is_timm_name, read_images
 
 HELD_OUT_IMAGES = 1024  # judged when no evaluation set is named

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corp_cli import console
 from corp_cli.budget import Budget
 from corp_cli.config.prune import SparsityConfig
 from corp_cli.costs import Cost, Floats, TokenCosts, free_groups
@@ -23,6 +22,7 @@ from corp_cli.models.attention import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import prefix_tokens
+from corp_cli.runtime import console
 
 POINTS = {"mlp": 6, "qk": 4, "vo": 4}  # sizes that are timed; others are interpolated
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the tokens, at which sublayers are timed where tokens may be merged

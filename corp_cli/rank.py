@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from corp_cli import console
 from corp_cli.config.prune import RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.linalg.obs import removal_order
 from corp_cli.models.adapter import block_weights
 from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
+from corp_cli.runtime import console
 from corp_cli.statistics import BlockStatistics, Statistics
 
 

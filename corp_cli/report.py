@@ -12,7 +12,6 @@ from torch import Tensor
 from corp_cli.compensate import Errors
 from corp_cli.config.prune import PruneConfig
 from corp_cli.data import Intake
-from corp_cli.environment import environment, peak_memory_mib
 from corp_cli.files.checkpoint import Manifest
 from corp_cli.files.output import write_json
 from corp_cli.inputs import Inputs
@@ -22,6 +21,7 @@ from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loading import DATA_KEYS, ModelSpec, parameters, skeleton
 from corp_cli.models.resize import resize
 from corp_cli.plan import SizePlan
+from corp_cli.runtime.environment import environment, peak_memory_mib
 from corp_cli.sources import ImageSet
 
 SCHEMA_VERSION = 1

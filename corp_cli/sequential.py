@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from corp_cli import console
 from corp_cli.calibrate import RunningLogits, accumulation_device
 from corp_cli.calibration_stream import Batch, Stream, merge_stream, on_device, start_streams, token_weights
 from corp_cli.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
@@ -33,6 +32,7 @@ from corp_cli.models.sublayers import Sublayer
 from corp_cli.models.token_block import mean_keys, prefix_tokens
 from corp_cli.plan import SizePlan
 from corp_cli.rank import Context, keep, rank_block
+from corp_cli.runtime import console
 from corp_cli.statistics import BlockStatistics
 
 

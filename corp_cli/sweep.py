@@ -14,8 +14,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from rich.table import Table
 
-from corp_cli import console
 from corp_cli.files.output import write_whole
+from corp_cli.runtime import console
 
 SUMMARY = "summary.csv"
 CACHE = ".shared"

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from corp_cli import console
-from corp_cli.console import Stopwatch, collect_warnings, duration, track, warn
+from corp_cli.runtime import console
+from corp_cli.runtime.console import Stopwatch, collect_warnings, duration, track, warn
 
 
 def test_a_warning_is_said_and_kept_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_stages_add_up(clock: SimpleNamespace) -> None:
 
 SHOW = """
 import time
-from corp_cli import console
+from corp_cli.runtime import console
 for _ in console.track(range(4), "calibrate", 4):
     time.sleep(0.1)
 console.warn("careful")

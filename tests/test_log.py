@@ -11,9 +11,9 @@ import pytest
 from corp_cli import cli, log
 from corp_cli.cli import main
 from corp_cli.config.prune import BenchConfig, PruneConfig
-from corp_cli.console import Stopwatch, warn
 from corp_cli.errors import CorpError, GateError
 from corp_cli.pipeline import prune
+from corp_cli.runtime.console import Stopwatch, warn
 
 PACKAGE = logging.getLogger("corp_cli")
 QUICK = PruneConfig(device="cpu")

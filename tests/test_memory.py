@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corp_cli import console
 from corp_cli.calibrate import Calibration
 from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.measure import judge as evaluate
-from corp_cli.memory import halving_batches, is_out_of_memory, plain_memory_errors
 from corp_cli.pipeline import prune
+from corp_cli.runtime import console
+from corp_cli.runtime.memory import halving_batches, is_out_of_memory, plain_memory_errors
 from tests.recipes import PAPER
 
 CPU_WORDS = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"

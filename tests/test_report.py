@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator
 
 import corp_cli
 from corp_cli.cli import main
-from corp_cli.environment import git_commit
 from corp_cli.files.output import rounded
+from corp_cli.runtime.environment import git_commit
 from corp_cli.sweep import Row
 
 SCHEMAS = Path(corp_cli.__file__).parent / "schemas"

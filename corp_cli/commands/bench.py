@@ -13,21 +13,21 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor, nn
 
-from corp_cli import console
 from corp_cli.commands.bench_notes import explain
 from corp_cli.config.prune import BenchConfig, ModelConfig
 from corp_cli.data import resolve_device
-from corp_cli.environment import environment, peak_memory_mib
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, read_manifest
 from corp_cli.files.output import write_json
 from corp_cli.measure.macs import count_macs
 from corp_cli.measure.timing import Setting, Timing, pass_seconds
-from corp_cli.memory import is_out_of_memory, plain_memory_errors, release
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import ModelSpec, load_dense, parameters, skeleton
 from corp_cli.models.resize import PrunedSizes, resize
 from corp_cli.report import preprocessing
+from corp_cli.runtime import console
+from corp_cli.runtime.environment import environment, peak_memory_mib
+from corp_cli.runtime.memory import is_out_of_memory, plain_memory_errors, release
 
 BENCH = "bench.json"
 SCHEMA_VERSION = 1

@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 from rich.markup import escape
 from rich.table import Table
 
-from corp_cli import console
 from corp_cli.config.gate import CheckConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.output import write_whole
 from corp_cli.gate import SKIPPED, WORSE, Row, compare, hold, require_passed
 from corp_cli.gate_input import Measured, measured
+from corp_cli.runtime import console
 
 HEADINGS = ("metric", "baseline", "report", "change", "allowed", "result")
 WORDS = ("metric", "result")  # the columns that hold no figures

@@ -23,9 +23,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from rich.text import Text
 
-from corp_cli import console
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
+from corp_cli.runtime import console
 from corp_cli.version import __version__
 
 DISTRIBUTION = "corp-cli"

@@ -11,11 +11,8 @@ import torch
 from rich.table import Table
 from torch import nn
 
-from corp_cli import console
 from corp_cli.config.prune import EvaluateConfig
-from corp_cli.console import Stopwatch
 from corp_cli.data import resolve_device
-from corp_cli.environment import environment, peak_memory_mib
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, read_manifest, weights_sha256
 from corp_cli.files.output import write_json, write_whole
@@ -24,12 +21,15 @@ from corp_cli.measure.judge import measure
 from corp_cli.measure.macs import count_macs
 from corp_cli.measure.metrics import ClassResult
 from corp_cli.measure.timing import throughput
-from corp_cli.memory import halving_batches, plain_memory_errors
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec, load_dense, parameters, skeleton
 from corp_cli.models.preprocess import describe, with_overrides
 from corp_cli.models.resize import PrunedSizes, resize
 from corp_cli.report import image_facts, preprocessing
+from corp_cli.runtime import console
+from corp_cli.runtime.console import Stopwatch
+from corp_cli.runtime.environment import environment, peak_memory_mib
+from corp_cli.runtime.memory import halving_batches, plain_memory_errors
 from corp_cli.sources import ImageSet
 
 EVALUATION = "evaluation.json"

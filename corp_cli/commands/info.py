@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from corp_cli import console
 from corp_cli.files.checkpoint import read_manifest
 from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import parameters, skeleton
 from corp_cli.models.resize import resize
+from corp_cli.runtime import console
 
 
 def describe(path: str) -> None:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from corp_cli import console
 from corp_cli.errors import CorpError
+from corp_cli.runtime import console
 
 T = TypeVar("T")
 Config = TypeVar("Config")

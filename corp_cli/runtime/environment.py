@@ -14,7 +14,7 @@ import torch
 
 from corp_cli.version import __version__
 
-CHECKOUT = Path(__file__).parents[1]  # where corp runs from its sources
+CHECKOUT = Path(__file__).parents[2]  # where corp runs from its sources
 
 
 def versions() -> dict[str, str]:
