@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
+from corp_cli.images.sources import ImageSet
 from corp_cli.measure.judge import Running, running
 from corp_cli.measure.metrics import Evaluation
-from corp_cli.sources import ImageSet
 
 CLOSE = 1e-3  # logits of a float32 file may differ by this much from those of PyTorch
 RANDOM_IMAGES = 64

@@ -19,6 +19,7 @@ from corp_cli.files.cache.measured import measure_statistics
 from corp_cli.files.output import STATE, require_room, rounded, size_in_bytes
 from corp_cli.formats import require_packages
 from corp_cli.gate import require_labels, require_within
+from corp_cli.images.sources import expand
 from corp_cli.inputs import (
     Inputs,
     calibration_batches,
@@ -37,7 +38,6 @@ from corp_cli.report import Report, make_report, write_report
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches, plain_memory_errors
 from corp_cli.sequential import compensate_sequentially
-from corp_cli.sources import expand
 from corp_cli.statistics import Statistics
 from corp_cli.summary import show
 

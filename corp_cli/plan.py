@@ -19,13 +19,13 @@ from corp_cli.errors import CorpError
 from corp_cli.files.cache.curves import curves_file, curves_key, read_curves, write_curves
 from corp_cli.files.cache.measured import statistics_key
 from corp_cli.files.output import write_cache
+from corp_cli.images.sources import expand
 from corp_cli.inputs import Inputs, curve_batches
 from corp_cli.latency import latency_budget
 from corp_cli.models.blocks import GROUPS, Block, Sizes
 from corp_cli.models.token_block import most_merged, needed_tokens
 from corp_cli.rank import Scores, uniform_sizes
 from corp_cli.schedule import schedules
-from corp_cli.sources import expand
 from corp_cli.statistics import Statistics
 
 PLAN = "plan.yaml"

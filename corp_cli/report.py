@@ -11,9 +11,10 @@ from torch import Tensor
 
 from corp_cli.compensate import Errors
 from corp_cli.config.prune import PruneConfig
-from corp_cli.data import Intake
 from corp_cli.files.checkpoint import Manifest
 from corp_cli.files.output import write_json
+from corp_cli.images.batches import Intake
+from corp_cli.images.sources import ImageSet
 from corp_cli.inputs import Inputs
 from corp_cli.measure.judge import Findings
 from corp_cli.measure.macs import count_macs
@@ -22,7 +23,6 @@ from corp_cli.models.loading import DATA_KEYS, ModelSpec, parameters, skeleton
 from corp_cli.models.resize import resize
 from corp_cli.plan import SizePlan
 from corp_cli.runtime.environment import environment, peak_memory_mib
-from corp_cli.sources import ImageSet
 
 SCHEMA_VERSION = 1
 REPORT = "report.json"

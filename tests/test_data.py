@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from corp_cli.data import Intake, batches, choose, resolve_device
 from corp_cli.errors import CorpError
+from corp_cli.images.batches import Intake, batches, choose, resolve_device
+from corp_cli.images.sources import ImageSet, read_images
 from corp_cli.models.preprocess import eval_transform
-from corp_cli.sources import ImageSet, read_images
 
 DATA = {
     "input_size": [3, 16, 16],

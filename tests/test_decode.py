@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from corp_cli.decode import to_mode
+from corp_cli.images.decode import to_mode
 
 RED = np.array([255, 0, 0], dtype=np.uint8)
 

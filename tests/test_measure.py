@@ -17,9 +17,9 @@ from corp_cli.config.prune import CalibrationConfig, CompensationConfig, DataCon
 from corp_cli.errors import CorpError
 from corp_cli.files.cache import measured as measure
 from corp_cli.files.cache.statistics import images_sha256, read_statistics
+from corp_cli.images.sources import ImageSet
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.pipeline import prune
-from corp_cli.sources import ImageSet
 
 
 def config(tmp_path: Path, **calibration: Any) -> PruneConfig:

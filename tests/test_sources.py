@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 
 from corp_cli.cli import at_home
 from corp_cli.config.prune import CalibrationConfig
-from corp_cli.data import batches
-from corp_cli.decode import from_tensor
 from corp_cli.errors import CorpError
+from corp_cli.images.batches import batches
+from corp_cli.images.decode import from_tensor
+from corp_cli.images.sources import is_timm_name, read_images
 from corp_cli.inputs import find_images
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.preprocess import eval_transform
-from corp_cli.sources import is_timm_name, read_images
 
 
 def picture(path: Path, colour: int = 0) -> Path:
@@ -76,7 +76,7 @@ def test_a_folder_without_permission_says_so(tmp_path: Path, monkeypatch: pytest
         onerror(PermissionError(13, "Permission denied", "x/locked"))  # tests may run as root, whom no mode stops
         return []
 
-    monkeypatch.setattr("corp_cli.sources.os.walk", walk)
+    monkeypatch.setattr("corp_cli.images.sources.os.walk", walk)
     with pytest.raises(CorpError, match=r"permission denied: x/locked"):
         read_images(tmp_path, "calibration.path")
 

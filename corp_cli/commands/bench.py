@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from corp_cli.commands.bench_notes import explain
 from corp_cli.config.prune import BenchConfig, ModelConfig
-from corp_cli.data import resolve_device
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, read_manifest
 from corp_cli.files.output import write_json
+from corp_cli.images.batches import resolve_device
 from corp_cli.measure.macs import count_macs
 from corp_cli.measure.timing import Setting, Timing, pass_seconds
 from corp_cli.models.adapter import blocks_of

@@ -233,7 +233,7 @@ def check_itself() -> Iterator[Check]:
     import torch
 
     from corp_cli.config.prune import EvaluationConfig, ModelConfig
-    from corp_cli.data import resolve_device
+    from corp_cli.images.batches import resolve_device
     from corp_cli.inputs import asked_images, first_batch, head_of
     from corp_cli.models.bundled import BUNDLED
     from corp_cli.models.loading import load_dense

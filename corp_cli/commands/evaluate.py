@@ -12,10 +12,11 @@ from rich.table import Table
 from torch import nn
 
 from corp_cli.config.prune import EvaluateConfig
-from corp_cli.data import resolve_device
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, read_manifest, weights_sha256
 from corp_cli.files.output import write_json, write_whole
+from corp_cli.images.batches import resolve_device
+from corp_cli.images.sources import ImageSet
 from corp_cli.inputs import asked_images, first_batch, head_of, intake_of, tracked_batches, warn_near_chance
 from corp_cli.measure.judge import measure
 from corp_cli.measure.macs import count_macs
@@ -30,7 +31,6 @@ from corp_cli.runtime import console
 from corp_cli.runtime.console import Stopwatch
 from corp_cli.runtime.environment import environment, peak_memory_mib
 from corp_cli.runtime.memory import halving_batches, plain_memory_errors
-from corp_cli.sources import ImageSet
 
 EVALUATION = "evaluation.json"
 PER_CLASS = "per_class.csv"

@@ -18,6 +18,7 @@ from corp_cli.config.prune import EvaluateConfig, ExportConfig
 from corp_cli.files.checkpoint import read_manifest
 from corp_cli.files.output import require_room, size_in_bytes, write_json
 from corp_cli.formats import ONNX_PACKAGES, Source, place, require_packages, runs_of, scratch, write_files
+from corp_cli.images.sources import ImageSet
 from corp_cli.inputs import asked_images, first_batch, head_of, intake_of, tracked_batches
 from corp_cli.measure.timing import throughput
 from corp_cli.models.bundled import BUNDLED
@@ -28,7 +29,6 @@ from corp_cli.runtime import console
 from corp_cli.runtime.console import Stopwatch
 from corp_cli.runtime.environment import environment, peak_memory_mib
 from corp_cli.runtime.memory import halving_batches, plain_memory_errors
-from corp_cli.sources import ImageSet
 
 EXPORT = "export.json"
 SCHEMA_VERSION = 1

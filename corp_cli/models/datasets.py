@@ -12,7 +12,7 @@ from PIL import Image
 from timm.data import create_dataset
 
 from corp_cli.errors import CorpError
-from corp_cli.sources import ImageSet, Sample, expand
+from corp_cli.images.sources import ImageSet, Sample, expand
 
 PACKAGES = {"hfds": "datasets", "hfids": "datasets", "tfds": "tensorflow-datasets", "wds": "webdataset"}
 LABEL_FIELDS = ("targets", "labels", "_labels")  # where torchvision's datasets keep their classes

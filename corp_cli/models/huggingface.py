@@ -18,8 +18,8 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 
 from corp_cli.errors import CorpError
+from corp_cli.images.sources import expand
 from corp_cli.models.state_dict import read_state_dict
-from corp_cli.sources import expand
 
 PREFIX = "transformers:"
 FILES = ["config.json", "preprocessor_config.json", "*.safetensors", "pytorch_model.bin"]

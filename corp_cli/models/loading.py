@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import DataConfig, ModelConfig
 from corp_cli.errors import CorpError
+from corp_cli.images.sources import expand
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.huggingface import PREFIX, read_transformers
 from corp_cli.models.preprocess import with_overrides
 from corp_cli.models.state_dict import fit_state_dict, read_state_dict
-from corp_cli.sources import expand
 
 DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 

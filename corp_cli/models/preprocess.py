@@ -10,8 +10,8 @@ from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset
 from torch import Tensor, nn
 
 from corp_cli.config.prune import DataConfig
-from corp_cli.decode import to_mode
 from corp_cli.errors import CorpError
+from corp_cli.images.decode import to_mode
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from corp_cli.decode import from_tensor
 from corp_cli.errors import CorpError
-from corp_cli.sources import ImageSet, Sample
+from corp_cli.images.decode import from_tensor
+from corp_cli.images.sources import ImageSet, Sample
 
 NAMED = 20  # bad images that the report names
 PREFETCH = 4  # batches that every worker may have ready: evens out images that are slow to decode

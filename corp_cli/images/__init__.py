@@ -1,0 +1,1 @@
+"""Which images, their classes, their pixels, batches."""
