@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.merging import merge_tokens
-from corp_cli.models.attention_maps import AttentionMaps
+from corp_cli.models.attention.maps import AttentionMaps
 from corp_cli.models.blocks import Block
 from corp_cli.models.streams import read_tokens, through, tokens
 from corp_cli.models.sublayers import Sublayer

@@ -12,7 +12,7 @@ from scipy.interpolate import RegularGridInterpolator
 from torch import nn
 
 from corp_cli.measure.macs import count_macs, count_module
-from corp_cli.models.attention import AttentionSizes
+from corp_cli.models.attention.plain import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.loading import ModelSpec, parameters, skeleton
 from corp_cli.models.resize import MlpSizes, PrunedSizes, resize

@@ -17,7 +17,7 @@ from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConf
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
 from corp_cli.models.adapter import attention_weights, block_weights, blocks_of, replace_attention, replace_mlp
-from corp_cli.models.attention import PrunedAttention
+from corp_cli.models.attention.plain import PrunedAttention
 from corp_cli.models.blocks import Block
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes

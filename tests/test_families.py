@@ -28,7 +28,7 @@ from corp_cli.costs import cost_of
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned
 from corp_cli.models.adapter import blocks_of
-from corp_cli.models.attention_maps import AttentionMaps
+from corp_cli.models.attention.maps import AttentionMaps
 from corp_cli.models.loading import ModelSpec
 from corp_cli.pipeline import PruneResult, prune
 from corp_cli.summary import show

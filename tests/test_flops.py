@@ -8,7 +8,7 @@ import torch
 
 from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
-from corp_cli.models.attention import AttentionSizes
+from corp_cli.models.attention.plain import AttentionSizes
 from corp_cli.models.blocks import Block
 from corp_cli.models.loading import ModelSpec, parameters, skeleton
 from corp_cli.models.resize import MlpSizes, PrunedSizes, resize

@@ -14,10 +14,10 @@ from timm.models import beit, eva, swin_transformer, swin_transformer_v2, vision
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from corp_cli.models.attention import PlainAttention, PrunedAttention
-from corp_cli.models.grid_attention import GridAttention
-from corp_cli.models.rotary_attention import RotaryAttention
-from corp_cli.models.window_attention import BiasedAttention, CosineAttention, WindowAttention
+from corp_cli.models.attention.grid import GridAttention
+from corp_cli.models.attention.plain import PlainAttention, PrunedAttention
+from corp_cli.models.attention.rotary import RotaryAttention
+from corp_cli.models.attention.window import BiasedAttention, CosineAttention, WindowAttention
 
 ROTARY = "rotary positions mix the dimensions of queries and keys"
 

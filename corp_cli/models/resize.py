@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import nn
 
 from corp_cli.models.adapter import blocks_of, resize_attention, resize_mlp
-from corp_cli.models.attention import AttentionSizes, PrunedAttention
+from corp_cli.models.attention.plain import AttentionSizes, PrunedAttention
 from corp_cli.models.blocks import Block
 from corp_cli.models.token_block import TokenBlock, put_token_block
 

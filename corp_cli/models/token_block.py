@@ -9,7 +9,7 @@ from torch import Tensor, cat, nn
 
 from corp_cli.linalg.merging import merge_tokens, size_bias
 from corp_cli.models.adapter import block_weights, blocks_of, put_module, replace_attention
-from corp_cli.models.attention import PlainAttention
+from corp_cli.models.attention.plain import PlainAttention
 from corp_cli.models.blocks import Block
 from corp_cli.models.streams import read_tokens
 

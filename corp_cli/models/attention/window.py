@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from corp_cli.models.attention import AttentionSizes, PrunedAttention
+from corp_cli.models.attention.plain import AttentionSizes, PrunedAttention
 
 
 def place_bias(table: Tensor, index: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""The modules that take the place of timm's attention."""
