@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor, nn
 
-from corp_cli.compensate import compensate_block, replace_block
 from corp_cli.config.prune import PruneConfig
 from corp_cli.linalg.lowrank import logit_factors, output_factors
 from corp_cli.linalg.obs import removal_order
+from corp_cli.method.compensate import compensate_block, replace_block
+from corp_cli.method.rank import Scores, keep
+from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights, put_module
 from corp_cli.models.blocks import Block, BlockWeights, Sizes
 from corp_cli.models.streams import logits_from, through, tokens
 from corp_cli.models.token_block import put_token_blocks
-from corp_cli.rank import Scores, keep
 from corp_cli.runtime import console
-from corp_cli.statistics import BlockStatistics, Statistics
 
 # fraction of every group that is cut around the one measured → fractions removed of that one at which it is measured
 ANCHORS = {0.0: (0.125, 0.25, 0.5, 0.75), 0.2: (0.125, 0.25, 0.5, 0.75), 0.4: (0.25, 0.5, 0.75, 0.875)}

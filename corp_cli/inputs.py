@@ -13,6 +13,7 @@ from corp_cli.errors import CorpError
 from corp_cli.images.batches import Intake, batches, choose, resolve_device
 from corp_cli.images.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.images.sources import ImageSet, is_timm_name, read_images
+from corp_cli.method.rank import check_supported
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Block
 from corp_cli.models.bundled import BUNDLED
@@ -20,7 +21,6 @@ from corp_cli.models.datasets import read_dataset
 from corp_cli.models.loading import ModelSpec, load_dense
 from corp_cli.models.preprocess import class_names, describe, eval_transform, wordnet_classes
 from corp_cli.models.streams import cannot_walk, keeps_grid, tokens
-from corp_cli.rank import check_supported
 from corp_cli.runtime import console
 
 HELD_OUT_IMAGES = 1024  # judged when no evaluation set is named

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.budget import Budget
-from corp_cli.compensate import Errors, compensate
 from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export import export, export_formats, make_manifest
@@ -29,16 +28,17 @@ from corp_cli.inputs import (
     warn_near_chance,
 )
 from corp_cli.measure.judge import Findings, judge
+from corp_cli.method.compensate import Errors, compensate
+from corp_cli.method.rank import Context, Plan, keep, rank
+from corp_cli.method.sequential import compensate_sequentially
+from corp_cli.method.statistics import Statistics
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
 from corp_cli.plan import SizePlan, choose_sizes, make_target, write_plan
-from corp_cli.rank import Context, Plan, keep, rank
 from corp_cli.report import Report, make_report, write_report
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches, plain_memory_errors
-from corp_cli.sequential import compensate_sequentially
-from corp_cli.statistics import Statistics
 from corp_cli.summary import show
 
 UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")

@@ -22,11 +22,11 @@ from corp_cli.files.output import write_cache
 from corp_cli.images.sources import expand
 from corp_cli.inputs import Inputs, curve_batches
 from corp_cli.latency import latency_budget
+from corp_cli.method.rank import Scores, uniform_sizes
+from corp_cli.method.statistics import Statistics
 from corp_cli.models.blocks import GROUPS, Block, Sizes
 from corp_cli.models.token_block import most_merged, needed_tokens
-from corp_cli.rank import Scores, uniform_sizes
 from corp_cli.schedule import schedules
-from corp_cli.statistics import Statistics
 
 PLAN = "plan.yaml"
 MERGE = "merge"  # beside the groups of a block in a plan: how many tokens it merges

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from corp_cli.compensate import Errors
 from corp_cli.config.prune import PruneConfig
 from corp_cli.files.checkpoint import Manifest
 from corp_cli.files.output import write_json
@@ -18,6 +17,7 @@ from corp_cli.images.sources import ImageSet
 from corp_cli.inputs import Inputs
 from corp_cli.measure.judge import Findings
 from corp_cli.measure.macs import count_macs
+from corp_cli.method.compensate import Errors
 from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loading import DATA_KEYS, ModelSpec, parameters, skeleton
 from corp_cli.models.resize import resize

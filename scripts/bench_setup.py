@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from corp_cli.calibrate import Calibration
 from corp_cli.config.prune import ModelConfig
 from corp_cli.images.batches import batches, choose, resolve_device
 from corp_cli.images.sources import ImageSet, read_images
+from corp_cli.method.calibrate import Calibration
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import load_dense
 from corp_cli.models.preprocess import eval_transform

@@ -11,17 +11,17 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from corp_cli.calibrate import calibrate
-from corp_cli.compensate import compensate
 from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
+from corp_cli.method.calibrate import calibrate
+from corp_cli.method.compensate import compensate
+from corp_cli.method.rank import Context, Kept, KeptAttention, check_supported, keep, rank, uniform_sizes
 from corp_cli.models.adapter import attention_weights, block_weights, blocks_of, replace_attention, replace_mlp
 from corp_cli.models.attention.plain import PrunedAttention
 from corp_cli.models.blocks import Block
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
-from corp_cli.rank import Context, Kept, KeptAttention, check_supported, keep, rank, uniform_sizes
 from tests import variants
 from tests.variants import logits, require_same
 

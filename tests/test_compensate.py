@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from corp_cli.compensate import compensate_qk, compensate_vo
 from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.logits import missing_logits
+from corp_cli.method.compensate import compensate_qk, compensate_vo
+from corp_cli.method.statistics import LogitStatistics
 from corp_cli.models.blocks import AttentionWeights
-from corp_cli.statistics import LogitStatistics
 from tests.test_linalg import correlated, moments_of, normal
 
 N, WIDTH, HEADS, D = 60, 8, 3, 5

@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from corp_cli import calibrate as calibrate_module
 from corp_cli.config.prune import CalibrationConfig, CompensationConfig, DataConfig, EvaluationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache import measured as measure
 from corp_cli.files.cache.statistics import images_sha256, read_statistics
 from corp_cli.images.sources import ImageSet
+from corp_cli.method import calibrate as calibrate_module
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.pipeline import prune
 

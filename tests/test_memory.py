@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corp_cli.calibrate import Calibration
 from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.measure import judge as evaluate
+from corp_cli.method.calibrate import Calibration
 from corp_cli.pipeline import prune
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import halving_batches, is_out_of_memory, plain_memory_errors

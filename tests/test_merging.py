@@ -14,14 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from corp_cli import sequential
 from corp_cli.budget import make_budget
-from corp_cli.calibration_stream import Stream, on_device, start_streams
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.costs import cost_of, mac_costs
 from corp_cli.curves import merge_curve
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
 from corp_cli.linalg.merging import merge_tokens
+from corp_cli.method import sequential
+from corp_cli.method.sequential import compensate_sequentially
+from corp_cli.method.stream import Stream, on_device, start_streams
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec, skeleton
@@ -30,7 +31,6 @@ from corp_cli.models.streams import logits_from, tokens
 from corp_cli.models.token_block import TokenBlock, most_merged, put_token_blocks, spare_tokens
 from corp_cli.plan import SizePlan
 from corp_cli.schedule import schedules, shortest_path
-from corp_cli.sequential import compensate_sequentially
 from tests import variants
 from tests.variants import logits, require_same
 

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corp_cli.calibrate import RunningLogits
 from corp_cli.config.prune import RANKERS as NAMES
+from corp_cli.method.calibrate import RunningLogits
+from corp_cli.method.rank import RANKERS, Context, Scores, keep, kept_size, top
+from corp_cli.method.statistics import BlockStatistics
 from corp_cli.models.blocks import AttentionWeights, Block, MlpWeights, Sizes
-from corp_cli.rank import RANKERS, Context, Scores, keep, kept_size, top
-from corp_cli.statistics import BlockStatistics
 from tests.test_linalg import correlated, moments_of, normal
 
 HEADS, D, WIDTH = 2, 3, 6

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corp_cli.calibration_stream import start_streams
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
+from corp_cli.method.rank import check_supported, uniform_sizes
+from corp_cli.method.sequential import compensate_sequentially, inverse_gain
+from corp_cli.method.stream import start_streams
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.models.streams import enter, head, logits_from, read_tokens, sublayers, tokens
 from corp_cli.plan import SizePlan
-from corp_cli.rank import check_supported, uniform_sizes
-from corp_cli.sequential import compensate_sequentially, inverse_gain
 from tests import variants
 from tests.variants import logits, require_same
 

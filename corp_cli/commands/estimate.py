@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from corp_cli.budget import Budget, uniform
-from corp_cli.calibrate import accumulation_device
 from corp_cli.config.prune import PruneConfig
 from corp_cli.costs import cost_of
 from corp_cli.curves import ANCHORS, MERGED
@@ -19,6 +18,7 @@ from corp_cli.files.output import size_in_bytes
 from corp_cli.images.sources import ImageSet
 from corp_cli.inputs import Inputs, first_batch
 from corp_cli.measure.timing import pass_seconds
+from corp_cli.method.calibrate import accumulation_device
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.streams import tokens
 from corp_cli.plan import SizePlan, context_fraction

@@ -6,7 +6,6 @@ import math
 from functools import partial
 from pathlib import Path
 
-from corp_cli.calibrate import accumulation_device, calibrate
 from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.statistics import (
@@ -21,10 +20,11 @@ from corp_cli.files.cache.statistics import (
 from corp_cli.files.checkpoint import weights_sha256
 from corp_cli.files.output import write_cache
 from corp_cli.inputs import Inputs, calibration_batches, warn_unread
+from corp_cli.method.calibrate import accumulation_device, calibrate
+from corp_cli.method.statistics import Statistics
 from corp_cli.models.blocks import Block
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import halving_batches
-from corp_cli.statistics import Statistics
 
 
 def measure_statistics(inputs: Inputs, cfg: PruneConfig, cache: Path | None = None) -> Statistics:

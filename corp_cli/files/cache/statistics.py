@@ -18,7 +18,7 @@ from torch import Tensor
 from corp_cli.errors import CorpError
 from corp_cli.files.tensors import save_whole
 from corp_cli.images.sources import ImageSet
-from corp_cli.statistics import BlockStatistics, Statistics
+from corp_cli.method.statistics import BlockStatistics, Statistics
 
 FORMAT = "corp-statistics"
 FORMAT_VERSION = 1

@@ -22,11 +22,11 @@ from corp_cli.linalg.ridge import (
     no_prediction,
     refit,
 )
+from corp_cli.method.rank import Kept, KeptAttention, Plan
+from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import AttentionWeights, Block, BlockWeights, MlpWeights
-from corp_cli.rank import Kept, KeptAttention, Plan
 from corp_cli.runtime import console
-from corp_cli.statistics import BlockStatistics, LogitStatistics, Statistics
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from corp_cli.calibrate import RunningLogits, accumulation_device
-from corp_cli.calibration_stream import Batch, Stream, merge_stream, on_device, start_streams, token_weights
-from corp_cli.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig
 from corp_cli.files.cache.blocks import Progress
 from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
 from corp_cli.linalg.ridge import refit
+from corp_cli.method.calibrate import RunningLogits, accumulation_device
+from corp_cli.method.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
+from corp_cli.method.rank import Context, keep, rank_block
+from corp_cli.method.statistics import BlockStatistics
+from corp_cli.method.stream import Batch, Stream, merge_stream, on_device, start_streams, token_weights
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.kinds import rows_of
@@ -31,9 +33,7 @@ from corp_cli.models.streams import enter, input_of, sublayers
 from corp_cli.models.sublayers import Sublayer
 from corp_cli.models.token_block import mean_keys, prefix_tokens
 from corp_cli.plan import SizePlan
-from corp_cli.rank import Context, keep, rank_block
 from corp_cli.runtime import console
-from corp_cli.statistics import BlockStatistics
 
 
 def target(branch: Sublayer, batch: Batch, dense: Tensor, own: Tensor, cfg: CompensationConfig) -> Tensor:

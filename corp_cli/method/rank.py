@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from corp_cli.config.prune import RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.linalg.obs import removal_order
+from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights
 from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
 from corp_cli.runtime import console
-from corp_cli.statistics import BlockStatistics, Statistics
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
 from corp_cli.linalg.moments import RunningMoments
+from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
 from corp_cli.models.blocks import Block
 from corp_cli.models.kinds import watch_rows
-from corp_cli.statistics import BlockStatistics, LogitStatistics, Statistics
 
 
 class RunningLogits:

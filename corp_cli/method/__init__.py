@@ -1,0 +1,1 @@
+"""The paper: statistics, calibrate, rank, compensate; block by block, sequential."""
