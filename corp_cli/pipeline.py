@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from corp_cli.budget import Budget
 from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export import export, export_formats, make_manifest
@@ -35,10 +34,11 @@ from corp_cli.method.statistics import Statistics
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
-from corp_cli.plan import SizePlan, choose_sizes, make_target, write_plan
 from corp_cli.report import Report, make_report, write_report
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches, plain_memory_errors
+from corp_cli.sizes.budget import Budget
+from corp_cli.sizes.plan import SizePlan, choose_sizes, make_target, write_plan
 from corp_cli.summary import show
 
 UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")

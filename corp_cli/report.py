@@ -21,8 +21,8 @@ from corp_cli.method.compensate import Errors
 from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loading import DATA_KEYS, ModelSpec, parameters, skeleton
 from corp_cli.models.resize import resize
-from corp_cli.plan import SizePlan
 from corp_cli.runtime.environment import environment, peak_memory_mib
+from corp_cli.sizes.plan import SizePlan
 
 SCHEMA_VERSION = 1
 REPORT = "report.json"

@@ -17,8 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from corp_cli import latency, plan
-from corp_cli.budget import (
+from corp_cli.config.prune import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
+from corp_cli.errors import CorpError
+from corp_cli.measure.macs import count_macs
+from corp_cli.models.adapter import blocks_of
+from corp_cli.models.blocks import Sizes
+from corp_cli.models.loading import ModelSpec, skeleton
+from corp_cli.pipeline import prune
+from corp_cli.report import Report
+from corp_cli.sizes import latency, plan
+from corp_cli.sizes.budget import (
     Choice,
     make_budget,
     matching_fraction,
@@ -27,17 +35,9 @@ from corp_cli.budget import (
     spend,
     uniform,
 )
-from corp_cli.config.prune import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
-from corp_cli.costs import cost_of, linear_costs
-from corp_cli.curves import ANCHORS, TOKENS, Curve, damage_curves, interpolate
-from corp_cli.errors import CorpError
-from corp_cli.measure.macs import count_macs
-from corp_cli.models.adapter import blocks_of
-from corp_cli.models.blocks import Sizes
-from corp_cli.models.loading import ModelSpec, skeleton
-from corp_cli.pipeline import prune
-from corp_cli.plan import SizePlan, best_plan, merges_tokens, read_plan, updated_tokens, write_plan
-from corp_cli.report import Report
+from corp_cli.sizes.costs import cost_of, linear_costs
+from corp_cli.sizes.curves import ANCHORS, TOKENS, Curve, damage_curves, interpolate
+from corp_cli.sizes.plan import SizePlan, best_plan, merges_tokens, read_plan, updated_tokens, write_plan
 from tests import variants
 from tests.variants import SMALL
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from corp_cli.budget import make_budget, uniform
 from corp_cli.cli import main
 from corp_cli.config.prune import (
     CalibrationConfig,
@@ -24,13 +23,14 @@ from corp_cli.config.prune import (
     PruneConfig,
     SparsityConfig,
 )
-from corp_cli.costs import cost_of
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.attention.maps import AttentionMaps
 from corp_cli.models.loading import ModelSpec
 from corp_cli.pipeline import PruneResult, prune
+from corp_cli.sizes.budget import make_budget, uniform
+from corp_cli.sizes.costs import cost_of
 from corp_cli.summary import show
 from tests import variants
 from tests.documents import in_backticks, read

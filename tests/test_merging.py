@@ -14,10 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from corp_cli.budget import make_budget
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
-from corp_cli.costs import cost_of, mac_costs
-from corp_cli.curves import merge_curve
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
 from corp_cli.linalg.merging import merge_tokens
 from corp_cli.method import sequential
@@ -29,8 +26,11 @@ from corp_cli.models.loading import ModelSpec, skeleton
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.models.streams import logits_from, tokens
 from corp_cli.models.token_block import TokenBlock, most_merged, put_token_blocks, spare_tokens
-from corp_cli.plan import SizePlan
-from corp_cli.schedule import schedules, shortest_path
+from corp_cli.sizes.budget import make_budget
+from corp_cli.sizes.costs import cost_of, mac_costs
+from corp_cli.sizes.curves import merge_curve
+from corp_cli.sizes.plan import SizePlan
+from corp_cli.sizes.schedule import schedules, shortest_path
 from tests import variants
 from tests.variants import logits, require_same
 

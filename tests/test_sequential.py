@@ -18,7 +18,7 @@ from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.models.streams import enter, head, logits_from, read_tokens, sublayers, tokens
-from corp_cli.plan import SizePlan
+from corp_cli.sizes.plan import SizePlan
 from tests import variants
 from tests.variants import logits, require_same
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from corp_cli.budget import Budget, matching_fraction, uniform
 from corp_cli.commands.estimate import Rates, measure_rates, peak_mib, stage_seconds
 from corp_cli.config.prune import PruneConfig
-from corp_cli.costs import cost_of
 from corp_cli.formats import require_packages
 from corp_cli.gate import require_labels
 from corp_cli.inputs import Inputs, load_inputs
 from corp_cli.models.blocks import GROUPS, Sizes
-from corp_cli.plan import SizePlan, make_target
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import plain_memory_errors
+from corp_cli.sizes.budget import Budget, matching_fraction, uniform
+from corp_cli.sizes.costs import cost_of
+from corp_cli.sizes.plan import SizePlan, make_target
 
 UNITS = {"macs": "MACs", "params": "parameters"}
 

@@ -10,10 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from corp_cli.budget import Budget, uniform
 from corp_cli.config.prune import PruneConfig
-from corp_cli.costs import cost_of
-from corp_cli.curves import ANCHORS, MERGED
 from corp_cli.files.output import size_in_bytes
 from corp_cli.images.sources import ImageSet
 from corp_cli.inputs import Inputs, first_batch
@@ -21,8 +18,11 @@ from corp_cli.measure.timing import pass_seconds
 from corp_cli.method.calibrate import accumulation_device
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.streams import tokens
-from corp_cli.plan import SizePlan, context_fraction
 from corp_cli.runtime.environment import peak_memory_mib
+from corp_cli.sizes.budget import Budget, uniform
+from corp_cli.sizes.costs import cost_of
+from corp_cli.sizes.curves import ANCHORS, MERGED
+from corp_cli.sizes.plan import SizePlan, context_fraction
 
 # In forward passes of the dense model per image, from CPU time on one core for DeiT-Tiny; the bundled model takes up
 # to 1.5 times as many.

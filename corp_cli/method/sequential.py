@@ -32,8 +32,8 @@ from corp_cli.models.kinds import rows_of
 from corp_cli.models.streams import enter, input_of, sublayers
 from corp_cli.models.sublayers import Sublayer
 from corp_cli.models.token_block import mean_keys, prefix_tokens
-from corp_cli.plan import SizePlan
 from corp_cli.runtime import console
+from corp_cli.sizes.plan import SizePlan
 
 
 def target(branch: Sublayer, batch: Batch, dense: Tensor, own: Tensor, cfg: CompensationConfig) -> Tensor:

@@ -19,7 +19,7 @@ from corp_cli.inputs import Inputs
 from corp_cli.method.compensate import GroupError
 from corp_cli.models.blocks import Block
 from corp_cli.models.resize import PrunedSizes, pruned_sizes, resize, sizes_from_json
-from corp_cli.plan import SizePlan
+from corp_cli.sizes.plan import SizePlan
 
 FORMAT = "corp-block"
 

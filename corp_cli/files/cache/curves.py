@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from corp_cli.config.prune import PruneConfig
-from corp_cli.curves import Curve
 from corp_cli.files.cache.statistics import key_sha256
 from corp_cli.files.output import write_whole
 from corp_cli.models.blocks import Sizes
 from corp_cli.runtime import console
+from corp_cli.sizes.curves import Curve
 
 FORMAT = "corp-curves 1"
 

@@ -16,11 +16,11 @@ from scipy.sparse import coo_array
 from torch import Tensor
 
 from corp_cli.config.prune import SparsityConfig
-from corp_cli.costs import Cost, TokenCosts, cost_of, linear_costs, mac_costs
 from corp_cli.errors import CorpError
 from corp_cli.method.rank import kept_size
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.loading import ModelSpec
+from corp_cli.sizes.costs import Cost, TokenCosts, cost_of, linear_costs, mac_costs
 
 LEAST = 0.1  # a budget leaves at least this fraction of every group
 TIE = 1e-6  # fraction of the largest damage that does not count

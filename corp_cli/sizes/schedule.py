@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from corp_cli.costs import Floats, TokenCosts
+from corp_cli.sizes.costs import Floats, TokenCosts
 
 STEPS = 128  # counts of merged tokens that are looked at, about
 PRICES = np.geomspace(1e-3, 30, 24)  # nats per image that the cost of the whole dense model may be worth

@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corp_cli.budget import Budget
 from corp_cli.config.prune import SparsityConfig
-from corp_cli.costs import Cost, Floats, TokenCosts, free_groups
 from corp_cli.inputs import Inputs
 from corp_cli.linalg.merging import merge_tokens
 from corp_cli.measure.timing import pass_seconds
@@ -23,6 +21,8 @@ from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import prefix_tokens
 from corp_cli.runtime import console
+from corp_cli.sizes.budget import Budget
+from corp_cli.sizes.costs import Cost, Floats, TokenCosts, free_groups
 
 POINTS = {"mlp": 6, "qk": 4, "vo": 4}  # sizes that are timed; others are interpolated
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the tokens, at which sublayers are timed where tokens may be merged

@@ -1,0 +1,1 @@
+"""How many units stay: as asked, under a budget, or from a plan."""
