@@ -14,8 +14,8 @@ from corp_cli.version import __version__
 
 if TYPE_CHECKING:
     from corp_cli.compose import load_config
+    from corp_cli.export.timm_entry import register
     from corp_cli.files.checkpoint import load_pruned
-    from corp_cli.models.timm_entry import register
     from corp_cli.pipeline import prune
 
 __all__ = ["CorpError", "__version__", "load_config", "load_pruned", "prune", "register"]
@@ -24,7 +24,7 @@ _HOMES = {
     "load_config": "corp_cli.compose",
     "load_pruned": "corp_cli.files.checkpoint",
     "prune": "corp_cli.pipeline",
-    "register": "corp_cli.models.timm_entry",
+    "register": "corp_cli.export.timm_entry",
 }
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is logged is seen only where a program asks for it

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
-from corp_cli.export import export, export_formats, make_manifest
+from corp_cli.export.formats import require_packages
+from corp_cli.export.write import export, export_formats, make_manifest
 from corp_cli.files.cache.blocks import has_room, make_progress, remove_state
 from corp_cli.files.cache.measured import measure_statistics
 from corp_cli.files.output import STATE, require_room, rounded, size_in_bytes
-from corp_cli.formats import require_packages
 from corp_cli.gate import require_labels, require_within
 from corp_cli.images.sources import expand
 from corp_cli.inputs import (

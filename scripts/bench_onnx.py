@@ -15,8 +15,8 @@ from statistics import median
 
 import torch
 
+from corp_cli.export.onnx_files import OnnxModel
 from corp_cli.measure.timing import pass_seconds
-from corp_cli.onnx_files import OnnxModel
 
 
 def main() -> None:

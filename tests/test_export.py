@@ -12,18 +12,18 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from corp_cli import formats, onnx_files
 from corp_cli.cli import main
 from corp_cli.config.export import FORMATS, ExportOptions
 from corp_cli.config.prune import ExportConfig
 from corp_cli.errors import CorpError
+from corp_cli.export.formats import Source, runs_of, write_files
+from corp_cli.export.onnx_files import OnnxModel
+from corp_cli.export.parity import compare
+from corp_cli.export.write import formats, onnx_files
 from corp_cli.files.checkpoint import load_pruned
-from corp_cli.formats import Source, runs_of, write_files
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.token_block import spare_tokens
-from corp_cli.onnx_files import OnnxModel
-from corp_cli.parity import compare
 from tests import variants
 from tests.documents import read
 from tests.test_adapter import allowed, prune_half

@@ -17,8 +17,8 @@ from torch import nn
 import corp_cli
 from corp_cli.cli import main
 from corp_cli.errors import CorpError
+from corp_cli.export.write import timm_entry
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
-from corp_cli.models import timm_entry
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
 from tests import variants

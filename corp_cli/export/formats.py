@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from corp_cli.config.export import ExportOptions
 from corp_cli.errors import CorpError
+from corp_cli.export.onnx_files import OnnxModel, quantise, slimmed, store_bfloat16, write_onnx
+from corp_cli.export.parity import CLOSE, Parity
+from corp_cli.export.timm_entry import WEIGHTS, create, write_config
 from corp_cli.files.checkpoint import Manifest, write_checkpoint
 from corp_cli.models.loading import ModelSpec
-from corp_cli.models.timm_entry import WEIGHTS, create, write_config
-from corp_cli.onnx_files import OnnxModel, quantise, slimmed, store_bfloat16, write_onnx
-from corp_cli.parity import CLOSE, Parity
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import is_out_of_memory
 from corp_cli.version import __version__

@@ -1,0 +1,1 @@
+"""The checkpoint, and files for other runtimes with their parity."""
