@@ -16,7 +16,6 @@ from corp_cli.export.write import export, export_formats, make_manifest
 from corp_cli.files.cache.blocks import has_room, make_progress, remove_state
 from corp_cli.files.cache.measured import measure_statistics
 from corp_cli.files.output import STATE, require_room, rounded, size_in_bytes
-from corp_cli.gate import require_labels, require_within
 from corp_cli.images.sources import expand
 from corp_cli.inputs import (
     Inputs,
@@ -34,12 +33,13 @@ from corp_cli.method.statistics import Statistics
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
-from corp_cli.report import Report, make_report, write_report
+from corp_cli.report.gate import require_labels, require_within
+from corp_cli.report.report import Report, make_report, write_report
+from corp_cli.report.summary import show
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches, plain_memory_errors
 from corp_cli.sizes.budget import Budget
 from corp_cli.sizes.plan import SizePlan, choose_sizes, make_target, write_plan
-from corp_cli.summary import show
 
 UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")
 

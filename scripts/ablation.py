@@ -18,7 +18,7 @@ import time
 
 from corp_cli import load_config, prune
 from corp_cli.config.prune import PruneConfig
-from corp_cli.report import Report
+from corp_cli.report.report import Report
 
 # ingredient → overrides that take it away from, or add it to, recipe=best at joint .5
 INGREDIENTS = {

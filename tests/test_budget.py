@@ -24,7 +24,7 @@ from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec, skeleton
 from corp_cli.pipeline import prune
-from corp_cli.report import Report
+from corp_cli.report.report import Report
 from corp_cli.sizes import latency, plan
 from corp_cli.sizes.budget import (
     Choice,

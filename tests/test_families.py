@@ -29,9 +29,9 @@ from corp_cli.models.adapter import blocks_of
 from corp_cli.models.attention.maps import AttentionMaps
 from corp_cli.models.loading import ModelSpec
 from corp_cli.pipeline import PruneResult, prune
+from corp_cli.report.summary import show
 from corp_cli.sizes.budget import make_budget, uniform
 from corp_cli.sizes.costs import cost_of
-from corp_cli.summary import show
 from tests import variants
 from tests.documents import in_backticks, read
 from tests.variants import logits, require_same

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corp_cli import load_config, report
+from corp_cli import load_config
 from corp_cli.commands.evaluate import SCHEMA_VERSION as EVALUATION_VERSION
 from corp_cli.config.gate import CheckConfig, GateConfig, LimitsConfig
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError, GateError
-from corp_cli.gate import LIMITS, METRICS, OK, SKIPPED, WORSE, compare, hold, require_labels, require_within
-from corp_cli.gate_input import SCHEMA_VERSION, measured
+from corp_cli.report.gate import LIMITS, METRICS, OK, SKIPPED, WORSE, compare, hold, require_labels, require_within
+from corp_cli.report.gate_input import SCHEMA_VERSION, measured
+from corp_cli.report.report import report
 from tests.golden import DEFAULT, EVALUATION, MACHINE, REPORT, changed
 
 EVERYTHING = replace(DEFAULT, throughput=0.1, speedup=0.1)

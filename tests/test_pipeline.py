@@ -23,7 +23,7 @@ from corp_cli.files.checkpoint import load_pruned, read_manifest, weights_sha256
 from corp_cli.method.rank import RANKERS
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import PruneResult, prune, run
-from corp_cli.report import SCHEMA_VERSION
+from corp_cli.report.report import SCHEMA_VERSION
 from tests.recipes import PAPER, PAPER_COMPENSATION
 from tests.variants import logits, require_same
 

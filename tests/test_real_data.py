@@ -18,7 +18,7 @@ from corp_cli.config.prune import (
     SparsityConfig,
 )
 from corp_cli.pipeline import prune
-from corp_cli.report import Report
+from corp_cli.report.report import Report
 from tests.recipes import PAPER
 
 pytestmark = pytest.mark.real_data

@@ -24,7 +24,7 @@ from corp_cli.measure.timing import Setting, Timing, pass_seconds
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import ModelSpec, load_dense, parameters, skeleton
 from corp_cli.models.resize import PrunedSizes, resize
-from corp_cli.report import preprocessing
+from corp_cli.report.report import preprocessing
 from corp_cli.runtime import console
 from corp_cli.runtime.environment import environment, peak_memory_mib
 from corp_cli.runtime.memory import is_out_of_memory, plain_memory_errors, release

@@ -15,8 +15,8 @@ from rich.table import Table
 from corp_cli.config.gate import CheckConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.output import write_whole
-from corp_cli.gate import SKIPPED, WORSE, Row, compare, hold, require_passed
-from corp_cli.gate_input import Measured, measured
+from corp_cli.report.gate import SKIPPED, WORSE, Row, compare, hold, require_passed
+from corp_cli.report.gate_input import Measured, measured
 from corp_cli.runtime import console
 
 HEADINGS = ("metric", "baseline", "report", "change", "allowed", "result")

@@ -26,7 +26,7 @@ from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec, load_dense, parameters, skeleton
 from corp_cli.models.preprocess import describe, with_overrides
 from corp_cli.models.resize import PrunedSizes, resize
-from corp_cli.report import image_facts, preprocessing
+from corp_cli.report.report import image_facts, preprocessing
 from corp_cli.runtime import console
 from corp_cli.runtime.console import Stopwatch
 from corp_cli.runtime.environment import environment, peak_memory_mib

@@ -24,7 +24,7 @@ from corp_cli.inputs import asked_images, first_batch, head_of, intake_of, track
 from corp_cli.measure.timing import throughput
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec
-from corp_cli.report import image_facts
+from corp_cli.report.report import image_facts
 from corp_cli.runtime import console
 from corp_cli.runtime.console import Stopwatch
 from corp_cli.runtime.environment import environment, peak_memory_mib

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from corp_cli.export.write import CHECKPOINT
-from corp_cli.report import REPORT, Report
+from corp_cli.report.report import REPORT, Report
 from corp_cli.runtime import console
 from corp_cli.sizes.plan import PLAN
 
