@@ -17,14 +17,6 @@ from corp_cli.files.cache.blocks import has_room, make_progress, remove_state
 from corp_cli.files.cache.measured import measure_statistics
 from corp_cli.files.output import STATE, require_room, rounded, size_in_bytes
 from corp_cli.images.sources import expand
-from corp_cli.inputs import (
-    Inputs,
-    calibration_batches,
-    evaluation_batches,
-    first_images,
-    load_inputs,
-    warn_near_chance,
-)
 from corp_cli.measure.judge import Findings, judge
 from corp_cli.method.compensate import Errors, compensate
 from corp_cli.method.rank import Context, Plan, keep, rank
@@ -33,6 +25,14 @@ from corp_cli.method.statistics import Statistics
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
+from corp_cli.prepare import (
+    Inputs,
+    calibration_batches,
+    evaluation_batches,
+    first_images,
+    load_inputs,
+    warn_near_chance,
+)
 from corp_cli.report.gate import require_labels, require_within
 from corp_cli.report.report import Report, make_report, write_report
 from corp_cli.report.summary import show

@@ -17,9 +17,9 @@ from corp_cli.errors import CorpError
 from corp_cli.images.batches import batches
 from corp_cli.images.decode import from_tensor
 from corp_cli.images.sources import is_timm_name, read_images
-from corp_cli.inputs import find_images
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.preprocess import eval_transform
+from corp_cli.prepare import find_images
 
 
 def picture(path: Path, colour: int = 0) -> Path:

@@ -234,9 +234,9 @@ def check_itself() -> Iterator[Check]:
 
     from corp_cli.config.prune import EvaluationConfig, ModelConfig
     from corp_cli.images.batches import resolve_device
-    from corp_cli.inputs import asked_images, first_batch, head_of
     from corp_cli.models.bundled import BUNDLED
     from corp_cli.models.loading import load_dense
+    from corp_cli.prepare import asked_images, first_batch, head_of
 
     device = resolve_device("auto")
     model, spec = load_dense(ModelConfig())

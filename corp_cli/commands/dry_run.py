@@ -9,8 +9,8 @@ from rich.table import Table
 from corp_cli.commands.estimate import Rates, measure_rates, peak_mib, stage_seconds
 from corp_cli.config.prune import PruneConfig
 from corp_cli.export.formats import require_packages
-from corp_cli.inputs import Inputs, load_inputs
 from corp_cli.models.blocks import GROUPS, Sizes
+from corp_cli.prepare import Inputs, load_inputs
 from corp_cli.report.gate import require_labels
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import plain_memory_errors

@@ -13,11 +13,11 @@ from torch import Tensor
 from corp_cli.config.prune import PruneConfig
 from corp_cli.files.output import size_in_bytes
 from corp_cli.images.sources import ImageSet
-from corp_cli.inputs import Inputs, first_batch
 from corp_cli.measure.timing import pass_seconds
 from corp_cli.method.calibrate import accumulation_device
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.streams import tokens
+from corp_cli.prepare import Inputs, first_batch
 from corp_cli.runtime.environment import peak_memory_mib
 from corp_cli.sizes.budget import Budget, uniform
 from corp_cli.sizes.costs import cost_of

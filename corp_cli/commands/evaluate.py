@@ -17,7 +17,6 @@ from corp_cli.files.checkpoint import load_pruned, read_manifest, weights_sha256
 from corp_cli.files.output import write_json, write_whole
 from corp_cli.images.batches import resolve_device
 from corp_cli.images.sources import ImageSet
-from corp_cli.inputs import asked_images, first_batch, head_of, intake_of, tracked_batches, warn_near_chance
 from corp_cli.measure.judge import measure
 from corp_cli.measure.macs import count_macs
 from corp_cli.measure.metrics import ClassResult
@@ -26,6 +25,7 @@ from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec, load_dense, parameters, skeleton
 from corp_cli.models.preprocess import describe, with_overrides
 from corp_cli.models.resize import PrunedSizes, resize
+from corp_cli.prepare import asked_images, first_batch, head_of, intake_of, tracked_batches, warn_near_chance
 from corp_cli.report.report import image_facts, preprocessing
 from corp_cli.runtime import console
 from corp_cli.runtime.console import Stopwatch

@@ -20,10 +20,10 @@ from corp_cli.export.parity import compare, random_images
 from corp_cli.files.checkpoint import read_manifest
 from corp_cli.files.output import require_room, size_in_bytes, write_json
 from corp_cli.images.sources import ImageSet
-from corp_cli.inputs import asked_images, first_batch, head_of, intake_of, tracked_batches
 from corp_cli.measure.timing import throughput
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec
+from corp_cli.prepare import asked_images, first_batch, head_of, intake_of, tracked_batches
 from corp_cli.report.report import image_facts
 from corp_cli.runtime import console
 from corp_cli.runtime.console import Stopwatch

@@ -16,9 +16,9 @@ from corp_cli.errors import CorpError
 from corp_cli.export.formats import Source, place, runs_of, scratch, write_files
 from corp_cli.export.parity import compare
 from corp_cli.files.checkpoint import Manifest, load_pruned, weights_sha256, write_checkpoint
-from corp_cli.inputs import Inputs, tracked_batches
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
+from corp_cli.prepare import Inputs, tracked_batches
 from corp_cli.runtime import console
 from corp_cli.runtime.environment import versions
 from corp_cli.runtime.memory import halving_batches

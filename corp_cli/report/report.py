@@ -14,13 +14,13 @@ from corp_cli.files.checkpoint import Manifest
 from corp_cli.files.output import write_json
 from corp_cli.images.batches import Intake
 from corp_cli.images.sources import ImageSet
-from corp_cli.inputs import Inputs
 from corp_cli.measure.judge import Findings
 from corp_cli.measure.macs import count_macs
 from corp_cli.method.compensate import Errors
 from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loading import DATA_KEYS, ModelSpec, parameters, skeleton
 from corp_cli.models.resize import resize
+from corp_cli.prepare import Inputs
 from corp_cli.runtime.environment import environment, peak_memory_mib
 from corp_cli.sizes.plan import SizePlan
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import SparsityConfig
-from corp_cli.inputs import Inputs
 from corp_cli.linalg.merging import merge_tokens
 from corp_cli.measure.timing import pass_seconds
 from corp_cli.models.adapter import resize_attention, resize_mlp
@@ -20,6 +19,7 @@ from corp_cli.models.attention.plain import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import prefix_tokens
+from corp_cli.prepare import Inputs
 from corp_cli.runtime import console
 from corp_cli.sizes.budget import Budget
 from corp_cli.sizes.costs import Cost, Floats, TokenCosts, free_groups

@@ -18,11 +18,11 @@ from corp_cli.files.cache.curves import curves_file, curves_key, read_curves, wr
 from corp_cli.files.cache.measured import statistics_key
 from corp_cli.files.output import write_cache
 from corp_cli.images.sources import expand
-from corp_cli.inputs import Inputs, curve_batches
 from corp_cli.method.rank import Scores, uniform_sizes
 from corp_cli.method.statistics import Statistics
 from corp_cli.models.blocks import GROUPS, Block, Sizes
 from corp_cli.models.token_block import most_merged, needed_tokens
+from corp_cli.prepare import Inputs, curve_batches
 from corp_cli.sizes.budget import Budget, make_budget, matching_fraction, spend, uniform
 from corp_cli.sizes.curves import ANCHORS, TOKENS, Curve, damage_curves
 from corp_cli.sizes.latency import latency_budget

@@ -15,10 +15,10 @@ from torch import nn
 from corp_cli.config.prune import PruneConfig
 from corp_cli.files.cache.measured import statistics_key
 from corp_cli.files.tensors import save_whole
-from corp_cli.inputs import Inputs
 from corp_cli.method.compensate import GroupError
 from corp_cli.models.blocks import Block
 from corp_cli.models.resize import PrunedSizes, pruned_sizes, resize, sizes_from_json
+from corp_cli.prepare import Inputs
 from corp_cli.sizes.plan import SizePlan
 
 FORMAT = "corp-block"

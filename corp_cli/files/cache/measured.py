@@ -19,10 +19,10 @@ from corp_cli.files.cache.statistics import (
 )
 from corp_cli.files.checkpoint import weights_sha256
 from corp_cli.files.output import write_cache
-from corp_cli.inputs import Inputs, calibration_batches, warn_unread
 from corp_cli.method.calibrate import accumulation_device, calibrate
 from corp_cli.method.statistics import Statistics
 from corp_cli.models.blocks import Block
+from corp_cli.prepare import Inputs, calibration_batches, warn_unread
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import halving_batches
 
