@@ -13,7 +13,7 @@ from corp_cli.errors import CorpError
 from corp_cli.version import __version__
 
 if TYPE_CHECKING:
-    from corp_cli.compose import load_config
+    from corp_cli.cli.compose import load_config
     from corp_cli.export.timm_entry import register
     from corp_cli.files.checkpoint import load_pruned
     from corp_cli.pipeline import prune
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CorpError", "__version__", "load_config", "load_pruned", "prune", "register"]
 
 _HOMES = {
-    "load_config": "corp_cli.compose",
+    "load_config": "corp_cli.cli.compose",
     "load_pruned": "corp_cli.files.checkpoint",
     "prune": "corp_cli.pipeline",
     "register": "corp_cli.export.timm_entry",

@@ -2,7 +2,7 @@
 
 import sys
 
-from corp_cli.cli import main
+from corp_cli.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

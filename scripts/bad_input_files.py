@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from corp_cli.cli import main as corp
+from corp_cli.cli.main import main as corp
 from corp_cli.models.bundled import BUNDLED
 
 WEIGHTS = BUNDLED["vit_digits"].weights

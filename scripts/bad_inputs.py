@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from corp_cli.cli import main as corp
+from corp_cli.cli.main import main as corp
 
 NOTE = re.compile(r"corp: (warning: |images are seen at |statistics of )")  # said besides the sentence
 

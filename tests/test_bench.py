@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corp_cli.cli import main
+from corp_cli.cli.main import main
 from corp_cli.commands.bench import Subject, time_setting, timing
 from corp_cli.commands.bench_notes import explain
 from corp_cli.config.prune import BenchConfig

@@ -15,8 +15,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from corp_cli.cli import main
-from corp_cli.compose import config_dir, register
+from corp_cli.cli.compose import config_dir, register
+from corp_cli.cli.main import main
 from corp_cli.config.gate import CheckConfig, GateConfig, LimitsConfig
 from tests.documents import check_understood, code_blocks, commands, read
 from tests.golden import DEFAULT, EVALUATION, REPORT, changed, save
@@ -161,7 +161,7 @@ def test_nothing_that_could_be_compared_is_no_pass(capsys: Captured) -> None:
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import sys; from corp_cli.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    code = "import sys; from corp_cli.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, *AGAINST], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
 

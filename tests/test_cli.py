@@ -12,7 +12,7 @@ import pytest
 
 import corp_cli
 from corp_cli import commands
-from corp_cli.cli import COMMANDS, main
+from corp_cli.cli.main import COMMANDS, main
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from tests.typed import fail_with, files, put_module
@@ -68,7 +68,7 @@ def test_help_of_info(capsys: pytest.CaptureFixture[str]) -> None:
     "argv", [[], ["--version"], ["prune", "--help"], ["info", "-h"], ["prune", "--cfg", "job"], ["prune", "a"]]
 )
 def test_no_torch_before_the_work_begins(argv: list[str]) -> None:
-    code = "import sys; from corp_cli.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    code = "import sys; from corp_cli.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
 
@@ -224,6 +224,6 @@ def test_error_in_the_process_of_a_launcher_reaches_hydra(
 ) -> None:
     fail_with(monkeypatch, CorpError("no images."))
     pids = iter(range(100))
-    monkeypatch.setattr("corp_cli.cli.os.getpid", lambda: next(pids))
+    monkeypatch.setattr("corp_cli.cli.main.os.getpid", lambda: next(pids))
     assert main(["prune"]) == 2
     assert capsys.readouterr().err.endswith("corp: no images.\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from corp_cli.cli import COMMANDS, main
+from corp_cli.cli.main import COMMANDS, main
 from corp_cli.errors import CorpError
 from tests.typed import fail_with, files, one_sentence
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from corp_cli.cli import COMMANDS, main
-from corp_cli.completion import candidates
+from corp_cli.cli.completion import candidates
+from corp_cli.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 

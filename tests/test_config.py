@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import corp_cli
-from corp_cli.compose import config_dir, slug
+from corp_cli.cli.compose import config_dir, slug
 from corp_cli.config.gate import GateConfig
 from corp_cli.config.prune import CompensationConfig, InfoConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError

@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import constants
 from packaging.requirements import Requirement
 
-from corp_cli.cli import main
+from corp_cli.cli.main import main
 from corp_cli.commands import doctor
 from corp_cli.commands.doctor import Check
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from corp_cli.cli import main
+from corp_cli.cli.main import main
 from corp_cli.models.bundled import BUNDLED
 
 QUICK = ["device=cpu", "evaluation.num_workers=0", "evaluation.num_images=200"]

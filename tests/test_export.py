@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from corp_cli.cli import main
+from corp_cli.cli.main import main
 from corp_cli.config.export import FORMATS, ExportOptions
 from corp_cli.config.prune import ExportConfig
 from corp_cli.errors import CorpError

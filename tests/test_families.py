@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from corp_cli.cli import main
+from corp_cli.cli.main import main
 from corp_cli.config.prune import (
     CalibrationConfig,
     DataConfig,

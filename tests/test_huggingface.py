@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from corp_cli.cli import main
+from corp_cli.cli.main import main
 from corp_cli.config.prune import ModelConfig
 from corp_cli.errors import CorpError
 from corp_cli.models.loading import load_dense

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from corp_cli import load_pruned
-from corp_cli.cli import main
+from corp_cli.cli.main import main
 from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.export.write import CHECKPOINT, UNVERIFIED, read_back_difference
 from corp_cli.export.write import write as export_stage

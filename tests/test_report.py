@@ -13,10 +13,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import corp_cli
-from corp_cli.cli import main
+from corp_cli.cli.main import main
+from corp_cli.cli.sweep import Row
 from corp_cli.files.output import rounded
 from corp_cli.runtime.environment import git_commit
-from corp_cli.sweep import Row
 
 SCHEMAS = Path(corp_cli.__file__).parent / "schemas"
 DOCS = Path(__file__).parents[1] / "docs" / "report.md"

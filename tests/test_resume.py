@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from corp_cli import pipeline
-from corp_cli.cli import main
-from corp_cli.hydra_app import resumed
+from corp_cli.cli.hydra_app import resumed
+from corp_cli.cli.main import main
 from corp_cli.method import sequential
 from tests.typed import UNTIMED
 from tests.variants import require_same

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from corp_cli.cli import at_home
+from corp_cli.cli.main import at_home
 from corp_cli.config.prune import CalibrationConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import batches

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corp_cli.cli import main
+from corp_cli.cli.main import main
 from tests.typed import QUICK
 
 

@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import corp_cli
-from corp_cli.cli import main
+from corp_cli.cli.main import main
 from corp_cli.errors import CorpError
 from corp_cli.export.write import timm_entry
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint

@@ -18,8 +18,8 @@ Config = TypeVar("Config")
 
 def config_dir() -> Path:
     """The folder of YAML configs: inside the installed package, or at the top of a source checkout."""
-    installed = Path(__file__).parent / "configs"
-    return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
+    installed = Path(__file__).parents[1] / "configs"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
 
 
 def slug(name: str) -> str:
@@ -42,7 +42,7 @@ def load_config(*overrides: str) -> PruneConfig:
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    from corp_cli.cli_errors import plain_errors  # imports Hydra
+    from corp_cli.cli.messages import plain_errors  # imports Hydra
 
     register()
     with (

@@ -14,9 +14,9 @@ from hydra.core.object_type import ObjectType
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from corp_cli.cli_errors import plain_errors
+from corp_cli.cli.hydra_app import fits, task_part
+from corp_cli.cli.messages import plain_errors
 from corp_cli.config.prune import SCHEMAS
-from corp_cli.hydra_app import fits, task_part
 
 
 def help_text(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> str:

@@ -110,7 +110,7 @@ def candidates(line: str, commands: Sequence[str]) -> list[str]:
     if equals and key in VALUES:
         return [f"{key}={choice}" for choice in VALUES[key] if choice.startswith(value)]
     if command == "check":  # whose report needs no key
-        from corp_cli.hydra_app import spelled_out
+        from corp_cli.cli.hydra_app import spelled_out
 
         return [*_hydra_candidates(command, spelled_out(words), word), *_paths(word)]
     return _hydra_candidates(command, [word for word in words if word not in OWN_FLAGS.get(command, ())], word)
@@ -127,8 +127,8 @@ def _hydra_candidates(command: str, words: list[str], word: str) -> list[str]:
 
     from hydra._internal.core_plugins.bash_completion import BashCompletion
 
+    from corp_cli.cli.hydra_app import config_loader, fits, parse_flags
     from corp_cli.config.prune import SCHEMAS
-    from corp_cli.hydra_app import config_loader, fits, parse_flags
 
     flags = parse_flags(command, words)
     loader = config_loader(flags.config_dir)

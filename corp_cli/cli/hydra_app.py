@@ -26,8 +26,8 @@ from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from corp_cli.cli_errors import LAID_OVER, plain_errors
-from corp_cli.compose import config_dir, register, typed
+from corp_cli.cli.compose import config_dir, register, typed
+from corp_cli.cli.messages import LAID_OVER, plain_errors
 from corp_cli.config.prune import SCHEMAS
 from corp_cli.errors import CorpError
 from corp_cli.files.output import STATE, require_room

@@ -85,7 +85,7 @@ def dispatch(argv: list[str]) -> int:
         print(f"corp {__version__}")
         return 0
     for flag in {"-sc", "--shell-completion"}.intersection(argv):
-        from corp_cli.completion import shell_completion
+        from corp_cli.cli.completion import shell_completion
 
         print(shell_completion("".join(argv[argv.index(flag) + 1 :][:1]), list(COMMANDS)))
         return 0
@@ -124,7 +124,8 @@ def run_prune(config: PruneConfig, output_dir: Path) -> None:
         from corp_cli.commands import dry_run
 
         return dry_run.run(config)
-    from corp_cli import pipeline, sweep
+    from corp_cli import pipeline
+    from corp_cli.cli.main import sweep
 
     pipeline.run(config, output_dir, sweep.shared_cache())
 
@@ -189,9 +190,9 @@ def run_command(command: str, args: Sequence[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from corp_cli import hydra_app, log, sweep
-    from corp_cli.cli_errors import plain_errors
-    from corp_cli.compose import config_dir, typed
+    from corp_cli.cli.compose import config_dir, typed
+    from corp_cli.cli.main import hydra_app, log, sweep
+    from corp_cli.cli.messages import plain_errors
     from corp_cli.config.prune import SCHEMAS
 
     if command == "check":
@@ -202,7 +203,7 @@ def run_command(command: str, args: Sequence[str]) -> int:
     loader = hydra_app.config_loader(flags.config_dir)
     hydra_app.lay_over(command, flags, loader)
     if flags.help:
-        from corp_cli.cli_help import help_text
+        from corp_cli.cli.help import help_text
 
         print(help_text(command, flags, loader))
         return 0

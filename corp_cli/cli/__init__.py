@@ -1,0 +1,1 @@
+"""argv → Hydra → command. Imports no torch."""
