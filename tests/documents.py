@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from corp_cli.cli.main import main as cli
+from corp_cli.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = (

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from corp_cli import load_config
+from corp_cli.cli import main as cli
 from corp_cli.cli.main import main
-from corp_cli.cli.main import main as cli
 from corp_cli.commands import dry_run, estimate
 from corp_cli.commands.dry_run import foresee
 from corp_cli.commands.estimate import Rates

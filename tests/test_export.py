@@ -16,10 +16,10 @@ from corp_cli.cli.main import main
 from corp_cli.config.export import FORMATS, ExportOptions
 from corp_cli.config.prune import ExportConfig
 from corp_cli.errors import CorpError
+from corp_cli.export import formats, onnx_files
 from corp_cli.export.formats import Source, runs_of, write_files
 from corp_cli.export.onnx_files import OnnxModel
 from corp_cli.export.parity import compare
-from corp_cli.export.write import formats, onnx_files
 from corp_cli.files.checkpoint import load_pruned
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec

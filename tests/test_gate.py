@@ -16,7 +16,7 @@ from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError, GateError
 from corp_cli.report.gate import LIMITS, METRICS, OK, SKIPPED, WORSE, compare, hold, require_labels, require_within
 from corp_cli.report.gate_input import SCHEMA_VERSION, measured
-from corp_cli.report.report import report
+from corp_cli.report import report
 from tests.golden import DEFAULT, EVALUATION, MACHINE, REPORT, changed
 
 EVERYTHING = replace(DEFAULT, throughput=0.1, speedup=0.1)

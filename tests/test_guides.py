@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from corp_cli import load_config
-from corp_cli.cli.main import main as cli
+from corp_cli.cli import main as cli
 from corp_cli.config.prune import PruneConfig
 from corp_cli.models.bundled import BUNDLED
 from tests.documents import check_understood, code_blocks, commands, commands_of, is_plain, read, write_yaml

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from corp_cli.cli.main import log, main
-from corp_cli.cli.main import main as cli
+from corp_cli.cli import log
+from corp_cli.cli import main as cli
+from corp_cli.cli.main import main
 from corp_cli.config.prune import BenchConfig, PruneConfig
 from corp_cli.errors import CorpError, GateError
 from corp_cli.pipeline import prune

@@ -89,7 +89,7 @@ def test_ctrl_c_in_the_midst_of_the_work_leaves_nothing(tmp_path: Path) -> None:
 
 INTERRUPTED = """
 import sys, time
-from corp_cli.cli.main import main as cli
+from corp_cli.cli import main as cli
 from corp_cli.method import calibrate
 def add(self, images):
     print("calibrating", flush=True)

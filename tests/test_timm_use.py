@@ -17,7 +17,7 @@ from torch import nn
 import corp_cli
 from corp_cli.cli.main import main
 from corp_cli.errors import CorpError
-from corp_cli.export.write import timm_entry
+from corp_cli.export import timm_entry
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes

@@ -125,7 +125,7 @@ def run_prune(config: PruneConfig, output_dir: Path) -> None:
 
         return dry_run.run(config)
     from corp_cli import pipeline
-    from corp_cli.cli.main import sweep
+    from corp_cli.cli import sweep
 
     pipeline.run(config, output_dir, sweep.shared_cache())
 
@@ -190,8 +190,8 @@ def run_command(command: str, args: Sequence[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
+    from corp_cli.cli import hydra_app, log, sweep
     from corp_cli.cli.compose import config_dir, typed
-    from corp_cli.cli.main import hydra_app, log, sweep
     from corp_cli.cli.messages import plain_errors
     from corp_cli.config.prune import SCHEMAS
 
