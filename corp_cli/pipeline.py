@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import require_packages
 from corp_cli.export.write import export, export_formats, make_manifest
-from corp_cli.files.cache.blocks import has_room, make_progress, remove_state
+from corp_cli.files.cache.blocks import has_room, make_progress
 from corp_cli.files.cache.measured import measure_statistics
-from corp_cli.files.output import STATE, require_room, rounded, size_in_bytes
+from corp_cli.files.output import require_room, size_in_bytes
 from corp_cli.images.sources import expand
 from corp_cli.measure.judge import Findings, judge
 from corp_cli.method.compensate import Errors, compensate
@@ -33,11 +33,10 @@ from corp_cli.prepare import (
     load_inputs,
     warn_near_chance,
 )
-from corp_cli.report.gate import require_labels, require_within
+from corp_cli.report.gate import require_labels
 from corp_cli.report.report import Report, make_report, write_report
-from corp_cli.report.summary import show
 from corp_cli.runtime.console import Stopwatch, collect_warnings
-from corp_cli.runtime.memory import halving_batches, plain_memory_errors
+from corp_cli.runtime.memory import halving_batches
 from corp_cli.sizes.budget import Budget
 from corp_cli.sizes.plan import SizePlan, choose_sizes, make_target, write_plan
 
@@ -140,20 +139,3 @@ def examine(models: dict[str, nn.Module], inputs: Inputs, cfg: PruneConfig) -> t
     found = judge(models, evaluation_batches(inputs, cfg), probe, cfg.evaluation.throughput_batches)
     warn_near_chance(found.evaluations["dense"].top1, found.labelled_images, inputs.spec.args["num_classes"])
     return found, probe
-
-
-def run(cfg: PruneConfig, output_dir: Path, cache: Path | None = None) -> None:
-    """`corp prune`: prune, write, and show what was found. Raises GateError where a limit of `cfg.gate` is broken.
-
-    What an interrupted run has done stays in `output_dir`.
-    """
-    state = output_dir / STATE
-    try:
-        with plain_memory_errors():
-            report = prune(cfg, output_dir, cache, state).report
-    except CorpError:
-        remove_state(state)
-        raise
-    remove_state(state)
-    show(report, output_dir)
-    require_within(cfg.gate, rounded(asdict(report)), str(output_dir))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from corp_cli import commands
 from corp_cli.config.prune import PruneConfig
-from tests.typed import put_module
+from tests.support.typed import put_module
 
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -37,5 +38,5 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PruneConfig, Path]]:
         asked.append((cfg, output_dir))
         (output_dir / "pruned.safetensors").touch()
 
-    put_module(monkeypatch, "pipeline", run=run)
+    put_module(monkeypatch, "prune", commands, run=run)
     return asked

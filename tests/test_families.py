@@ -32,9 +32,9 @@ from corp_cli.pipeline import PruneResult, prune
 from corp_cli.report.summary import show
 from corp_cli.sizes.budget import make_budget, uniform
 from corp_cli.sizes.costs import cost_of
-from tests import variants
-from tests.documents import in_backticks, read
-from tests.variants import logits, require_same
+from tests.support import variants
+from tests.support.documents import in_backticks, read
+from tests.support.variants import logits, require_same
 
 FAMILIES = (
     "eva_without_rotation",

@@ -17,7 +17,7 @@ from corp_cli import load_config
 from corp_cli.cli import main as cli
 from corp_cli.config.prune import PruneConfig
 from corp_cli.models.bundled import BUNDLED
-from tests.documents import check_understood, code_blocks, commands, commands_of, is_plain, read, write_yaml
+from tests.support.documents import check_understood, code_blocks, commands, commands_of, is_plain, read, write_yaml
 
 GUIDES = ("first-steps", "your-model", "your-data", "export", "ci", "problems")
 DIGITS = BUNDLED["vit_digits"]

@@ -15,7 +15,7 @@ from corp_cli.export import write as export_stage
 from corp_cli.export.write import CHECKPOINT, UNVERIFIED, read_back_difference
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import prune
-from tests.typed import UNTIMED
+from tests.support.typed import UNTIMED
 
 X = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from corp_cli.commands.prune import run
 from corp_cli.config.prune import (
     CalibrationConfig,
     CompensationConfig,
@@ -22,10 +23,10 @@ from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, read_manifest, weights_sha256
 from corp_cli.method.rank import RANKERS
 from corp_cli.models.loading import load_dense
-from corp_cli.pipeline import PruneResult, prune, run
+from corp_cli.pipeline import PruneResult, prune
 from corp_cli.report.report import SCHEMA_VERSION
-from tests.recipes import PAPER, PAPER_COMPENSATION
-from tests.variants import logits, require_same
+from tests.support.recipes import PAPER, PAPER_COMPENSATION
+from tests.support.variants import logits, require_same
 
 
 def config(**parts: object) -> PruneConfig:

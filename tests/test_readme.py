@@ -14,7 +14,7 @@ import pytest
 
 from corp_cli import load_config
 from corp_cli.config.prune import COMPENSATIONS, RANKERS, PruneConfig
-from tests.documents import (
+from tests.support.documents import (
     PAGES,
     ROOT,
     anchors,
@@ -93,7 +93,8 @@ def test_what_the_tables_of_the_method_name_exists(row: list[str]) -> None:
     assert in_backticks(tests)
     for name in in_backticks(tests):
         module, _, function = name.partition(".")
-        tree = ast.parse(read(f"tests/{module}.py"))
+        (path,) = (ROOT / "tests").rglob(f"{module}.py")
+        tree = ast.parse(path.read_text("utf-8"))
         assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
 
 

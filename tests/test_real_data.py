@@ -19,7 +19,7 @@ from corp_cli.config.prune import (
 )
 from corp_cli.pipeline import prune
 from corp_cli.report.report import Report
-from tests.recipes import PAPER
+from tests.support.recipes import PAPER
 
 pytestmark = pytest.mark.real_data
 

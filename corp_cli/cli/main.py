@@ -124,10 +124,10 @@ def run_prune(config: PruneConfig, output_dir: Path) -> None:
         from corp_cli.commands import dry_run
 
         return dry_run.run(config)
-    from corp_cli import pipeline
     from corp_cli.cli import sweep
+    from corp_cli.commands import prune
 
-    pipeline.run(config, output_dir, sweep.shared_cache())
+    prune.run(config, output_dir, sweep.shared_cache())
 
 
 def run_evaluate(config: EvaluateConfig, output_dir: Path) -> None:

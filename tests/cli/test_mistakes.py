@@ -1,0 +1,187 @@
+"""`corp` as a user mistypes it, and when its work fails: one sentence, an exit code, and what stays behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from corp_cli.cli.main import COMMANDS, main
+from corp_cli.errors import CorpError
+from tests.support.typed import fail_with, files, one_sentence
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+
+# Mistakes: argv → words that the one line on stderr must hold
+
+CHOICES = ["deit_base", "vit_digits", "vit_tiny"]
+MISTAKES = [
+    (["prun"], ["prun", "did you mean prune?"]),
+    (["shrink"], ["shrink", ", ".join(COMMANDS)]),
+    (["model=deit_tiny"], ["corp prune model=deit_tiny"]),
+    (["-m", "prune"], ["-m", "must follow a command"]),
+    (["prune", "modl=deit_tiny"], ["no key modl", "did you mean model?"]),
+    (["prune", "model=deit_tny"], ["model=deit_tny", "did you mean deit_tiny?", *CHOICES]),
+    (["prune", "model=deit_tiny_patch16_224"], ["model=deit_tiny_patch16_224", "model.name", *CHOICES]),
+    (["prune", "model=5"], ["model=5", *CHOICES]),
+    (["prune", "model=null"], ["model=null", *CHOICES]),
+    (["prune", "-m", "model=deit_tiny,deit_tny"], ["model=deit_tny", "did you mean deit_tiny?"]),
+    (["prune", "recipe=foo"], ["recipe=foo", "choose best or paper"]),
+    (["prune", "sparsity=0.5"], ["sparsity=0.5", "uniform", "sparsity.joint"]),
+    (["prune", "calibration=/photos"], ["calibration=/photos", "folder", "calibration.path"]),
+    (["prune", "hydra/launcher=joblib"], ["hydra/launcher=joblib", "basic"]),
+    (["prune", "sparsity.jiont=0.5"], ["no key sparsity.jiont", "did you mean sparsity.joint?"]),
+    (["prune", "sparsity.zzzzzz=1"], ["no key sparsity.zzzzzz", "sparsity.mlp"]),
+    (["prune", "zzzzzz=1"], ["no key zzzzzz", "model.name", "seed"]),
+    (["prune", "joint=0.5"], ["no key joint", "did you mean sparsity.joint?"]),
+    (["prune", "mlp=0.5"], ["sparsity.mlp, ranker.mlp or compensation.mlp"]),
+    (["prune", "+sparsity.jiont=0.5"], ["no key sparsity.jiont"]),
+    (["prune", "++foo=1"], ["no key foo"]),
+    (["prune", "+model.name=x"], ["model.name", "leave out the +"]),
+    (["prune", "~sparsity.joint"], ["sparsity.joint"]),
+    (["prune", "model.args.img_size=384"], ["+model.args.img_size=384"]),
+    (["prune", "hydra.rum.dir=x"], ["hydra.rum.dir", "--hydra-help"]),
+    (["prune", "sparsity.joint=abc"], ["sparsity.joint=abc", "a number"]),
+    (["prune", "seed=1.5"], ["seed=1.5", "a whole number"]),
+    (["prune", "seed=null"], ["seed=null", "must have a value"]),
+    (["prune", "model.pretrained=maybe"], ["model.pretrained=maybe", "true or false"]),
+    (["prune", "model.name=[a,b]"], ["model.name"]),
+    (["prune", "seed=${nope}"], ["seed", "nope"]),
+    (["prune", "sparsity.joint=1"], ["sparsity.joint=1 is out of range"]),
+    (["prune", "-m", "sparsity.joint=0.5,-1"], ["sparsity.joint=-1 is out of range"]),
+    (["prune", "sparsity.joint=0.5", "sparsity.mlp=0.5"], ["sparsity.joint", "sparsity.mlp"]),
+    (["prune", "ranker.mlp=foo"], ["ranker.mlp=foo", "activation, magnitude, random"]),
+    (["prune", "sparsity.joint=0.25,0.5"], ["sparsity.joint=0.25,0.5", "add -m"]),
+    (["prune", "seed=range(3)"], ["seed=range(3)", "add -m"]),
+    (["prune", "-m", "sparsity.joint=interval(0,1)"], ["-m", "range("]),
+    (["prune", "calibration.path=a=b"], ["""'calibration.path="a=b"'"""]),
+    (["prune", "calibration.path=[a"], ["calibration.path=[a cannot be read"]),
+    (["prune", "modell"], ["'modell'", "key=value", "model"]),
+    (["prune", ""], ["''", "key=value"]),
+    (["prune", "--config-dir", "nope"], ["nope", "not a folder"]),
+    (["prune", "--config-dir"], ["--config-dir", "expected one argument"]),
+    (["prune", "--config-name", "nope"], ["nope", "prune"]),
+    (["prune", "--config-path", "x"], ["--config-path", "--config-dir"]),
+    (["prune", "hydra.searchpath=[nope]"], ["nope", "not a folder"]),
+    (["prune", "--bogus"], ["--bogus", "corp prune --help"]),
+    (["prune", "--cfg", "jbo"], ["jbo", "job"]),
+    (["prune", "--cfg", "job", "--package", "modl"], ["modl"]),
+    (["prune", "-m", "--cfg", "job"], ["--multirun", "--cfg"]),
+    (["prune", "modl=x", "--help"], ["did you mean model?"]),
+    (["prune", "modl=x", "--cfg", "job"], ["did you mean model?"]),
+    (["prune", "hydra.run.dir=/proc/nope/x"], ["/proc/nope", "hydra.run.dir"]),
+    (["evaluate"], ["corp evaluate checkpoint=", "model="]),
+    (["evaluate", "sparsity=uniform"], ["sparsity", "corp evaluate"]),
+    (["evaluate", "model=deit_tny"], ["did you mean deit_tiny?"]),
+    (["bench"], ["corp bench checkpoint="]),
+    (["bench", "pruned.safetensors"], ["checkpoint=pruned.safetensors"]),
+    (["bench", "checkpoint=a", "model=deit_tiny"], ["corp bench checkpoint="]),
+    (["bench", "checkpoint=a", "batch_sizes=[0]"], ["batch_sizes=0", "at least 1"]),
+    (["bench", "checkpoint=a", "batch_sizes=[]"], ["batch_sizes=[]", "at least one"]),
+    (["bench", "checkpoint=a", "dtypes=[float64]"], ["dtypes=float64", "bfloat16"]),
+    (["bench", "checkpoint=a", "runs=0"], ["runs=0"]),
+    (["info"], ["corp info checkpoint="]),
+    (["info", "pruned.safetensors"], ["checkpoint=pruned.safetensors"]),
+    (["info", "chekpoint=x"], ["did you mean checkpoint?"]),
+    (["info", "-m", "checkpoint=a,b"], ["leave out --multirun"]),
+    (["-sc"], ["install=SHELL", "bash, zsh, fish"]),
+    (["-sc", "install=tcsh"], ["bash, zsh, fish"]),
+]
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(("argv", "words"), MISTAKES, ids=[" ".join(argv) for argv, _ in MISTAKES])
+def test_mistake_ends_in_one_sentence_and_leaves_nothing(
+    argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    one_sentence(capsys, words)
+    assert not list(Path().iterdir())
+
+
+FILES = [
+    ("defaults: [_self_]\nseed: 1", ["defaults list"]),
+    ("sede: 1", ["my.yaml", "sede", "did you mean seed?"]),
+    ("seed: x", ["my.yaml", "seed", "Integer"]),
+    ("- seed", ["my.yaml"]),
+    ("seed: [1", ["my.yaml, line 1"]),
+    ("defaults: [prune, _self_]\nsede: 1", ["my.yaml", "sede", "did you mean seed?"]),
+    ("defaults: [prune, _self_]\nseed: x", ["my.yaml", "seed", "Integer"]),
+    ("defaults: [prune, model/nope, _self_]", ["my.yaml", "model/nope"]),
+    ("defaults: [prune, nope/nope, _self_]", ["my.yaml", "nope/nope"]),
+    ("defaults: [prune, _self_]\nseed: -1", ["seed=-1"]),
+]
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(("text", "words"), FILES, ids=[text for text, _ in FILES])
+def test_mistake_in_own_config(text: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.yaml").write_text(text)
+    assert main(["prune", "--config-dir", ".", "--config-name", "my"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("corp: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+    assert files() == ["my.yaml"]
+
+
+# Failures of the work itself
+
+
+def test_corp_error_removes_the_unused_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(monkeypatch, CorpError("There are no images in\n  photos."))
+    Path("outputs").mkdir()
+    assert main(["prune"]) == 2
+    assert capsys.readouterr() == ("", "corp: There are no images in photos.\n")
+    assert list(Path().iterdir()) == [Path("outputs")]  # it was there before
+    assert not list(Path("outputs").iterdir())
+
+
+def test_corp_error_keeps_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, CorpError("no."), leaving="pruned.safetensors")
+    assert main(["prune"]) == 2
+    assert any(name.endswith("pruned.safetensors") for name in files())
+
+
+def test_corp_error_keeps_a_folder_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, CorpError("no."))
+    Path("here").mkdir()
+    assert main(["prune", "hydra.run.dir=here"]) == 2
+    assert Path("here").is_dir()
+
+
+def test_bug_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fail_with(monkeypatch, ZeroDivisionError("division by zero"))
+    assert main(["prune"]) == 1
+    assert capsys.readouterr().err == (
+        "corp: unexpected error: ZeroDivisionError: division by zero; "
+        "set CORP_DEBUG=1 to see the traceback, and please report it\n"
+    )
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fail_with(monkeypatch, CorpError("no."))
+    monkeypatch.setenv("CORP_DEBUG", "1")
+    assert main(["prune"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert err.endswith("\ncorp: no.\n")
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fail_with(monkeypatch, KeyboardInterrupt())
+    assert main(["prune"]) == 130
+    assert capsys.readouterr().err == "corp: interrupted.\n"
+    assert not list(Path().iterdir())
+
+
+def test_closed_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m corp_cli prune --help | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""

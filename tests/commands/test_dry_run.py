@@ -1,0 +1,182 @@
+"""`corp prune --dry-run`: what it says is what a run would do, and nothing is written."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from corp_cli import load_config
+from corp_cli.cli import main as cli
+from corp_cli.cli.main import main
+from corp_cli.commands import dry_run, estimate
+from corp_cli.commands.dry_run import foresee
+from corp_cli.commands.estimate import Rates
+from corp_cli.config.prune import PruneConfig
+from corp_cli.errors import CorpError
+from corp_cli.pipeline import prune
+
+QUICK = [
+    "device=cpu",
+    "calibration.num_images=64",
+    "calibration.num_workers=0",
+    "evaluation.num_images=32",
+    "evaluation.num_workers=0",
+    "evaluation.throughput_batches=0",
+]
+RATES = Rates(forward=1.0, read=0.0, multiply=0.0, tokens=17, width=96, batch=32, host_mib=500.0, device_mib=None)
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CORP_DEBUG", raising=False)
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rates], None]:
+    """Let a forward pass take what the test says."""
+
+    def set_to(rates: Rates) -> None:
+        monkeypatch.setattr(dry_run, "measure_rates", lambda inputs, cfg: rates)
+
+    set_to(RATES)
+    return set_to
+
+
+@pytest.mark.parametrize("overrides", [["sparsity.joint=0.5"], ["sparsity.heads=0.34", "sparsity.vo=0.25"]])
+def test_sizes_and_counts_are_those_of_the_run(overrides: list[str]) -> None:
+    cfg = load_config(*QUICK, *overrides)
+    outlook, report = foresee(cfg), prune(cfg).report
+    assert [vars(sizes) for sizes in outlook.sizes] == [block["pruned"] for block in report.blocks]
+    for key, label in (("parameters", "parameters"), ("macs", "MACs")):
+        assert outlook.counts[label] == (report.size["dense"][key], report.size["pruned"][key])
+    assert outlook.seconds.keys() <= report.stage_seconds.keys()
+    assert all(value >= 0 and math.isfinite(value) for value in outlook.seconds.values())
+    assert (outlook.peak_mib["host"] or 0) > outlook.rates.host_mib
+
+
+@pytest.mark.usefixtures("rates")
+@pytest.mark.parametrize(("key", "label"), [("macs", "MACs"), ("params", "parameters")])
+def test_a_budget_and_uniform_sizes_that_would_meet_it(
+    key: str, label: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outlook = foresee(load_config(*QUICK, f"sparsity.{key}=0.4"))
+    before, after = outlook.counts[label]
+    assert 0.5 * before < after <= 0.6 * before
+    assert len(set(outlook.sizes)) == 1
+    assert main(["prune", "--dry-run", *QUICK, f"sparsity.{key}=0.4"]) == 0
+    out = capsys.readouterr().out
+    assert f"sparsity.{key}=0.4 leaves at most {0.6 * before:,.0f} of {before:,} {label}." in out
+    assert "after it has measured damage" in out
+
+
+@pytest.mark.usefixtures("rates")
+def test_sizes_of_a_plan_are_shown_by_block(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plan.yaml").write_text("blocks: {blocks.0: {mlp: 200}, blocks.5: {qk: 8}}")
+    assert main(["prune", "--dry-run", *QUICK, "sparsity.plan=plan.yaml"]) == 0
+    out = capsys.readouterr().out
+    for words in ("200 of 384", "8 of 32", "blocks.1 to blocks.4", "blocks.5 "):
+        assert words in out
+
+
+@pytest.mark.usefixtures("rates")
+@pytest.mark.parametrize("flag", ["--dry-run", "dry_run=true"])
+def test_nothing_is_written(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prune", flag, *QUICK]) == 0
+    assert not list(tmp_path.iterdir())
+    out = capsys.readouterr().out
+    assert out.startswith("vit_digits, best recipe: a dry run, nothing is written.")
+    for words in ("192 of 384", "64 images of digits_train", "32 images of digits_test", "time        estimate: "):
+        assert words in out
+    assert "memory      estimate: " in out
+
+
+@pytest.mark.usefixtures("rates")
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    Path("run/.hydra").mkdir(parents=True)
+    Path("run/.hydra/config.yaml").write_text("seed: 7\n")
+    assert main(["prune", "--dry-run", *QUICK, "hydra.run.dir=run"]) == 0
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", ".hydra", "config.yaml"]
+    assert Path("run/.hydra/config.yaml").read_text() == "seed: 7\n"
+
+
+@pytest.mark.usefixtures("rates")
+def test_a_multirun_prints_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prune", "-m", "--dry-run", *QUICK, "sparsity.joint=0.25,0.5"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("a dry run") == 2
+    assert out.index("288 of 384") < out.index("192 of 384")
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_refuses_what_the_run_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prune", "--dry-run", *QUICK, "sparsity.macs=0.99"]) == 2
+    assert "cannot be met" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_run_itself_is_not_begun(monkeypatch: pytest.MonkeyPatch, rates: Callable[[Rates], None]) -> None:
+    monkeypatch.setattr("corp_cli.commands.prune.run", None)
+    cli.run_prune(PruneConfig(device="cpu", dry_run=True), Path("out"))
+    with pytest.raises(CorpError, match=r"dry_run=true is for the command"):
+        prune(PruneConfig(device="cpu", dry_run=True))
+
+
+# --- estimates ------------------------------------------------------------------------------------------------
+
+
+def seconds(*overrides: str) -> dict[str, float]:
+    return foresee(load_config(*QUICK, *overrides)).seconds
+
+
+def test_seconds_follow_images_stages_and_rates(rates: Callable[[Rates], None]) -> None:
+    found = seconds()
+    assert found["calibrate"] == pytest.approx(64 * estimate.CALIBRATE)
+    assert found["compensate"] == pytest.approx(64 * (estimate.START + estimate.REPAIR))
+    assert 32 * 2 < found["evaluate"] < 32 * 3
+    assert found["plan"] == found["rank"] == 0
+    assert seconds("calibration.num_images=128")["calibrate"] == pytest.approx(2 * found["calibrate"])
+    assert seconds("compensation.propagate=none")["compensate"] == 0
+    rates(Rates(0.0, 2.0, 1e-9, 17, 96, 32, 500.0, None))
+    found = seconds()
+    assert found["calibrate"] == pytest.approx(64 * 2.0)
+    assert found["rank"] == pytest.approx(6 * 384**3 * 1e-9 * estimate.OBS)
+
+
+@pytest.mark.usefixtures("rates")
+def test_curves_cost_the_blocks_after_each_group() -> None:
+    """Five sizes of three groups in six blocks, through 6, 5, … 1 of them."""
+    asked = "sparsity.macs=0.4", "sparsity.curve_images=16", "sparsity.merge_tokens=false"
+    found = seconds(*asked)
+    passes = 5 * 3 * sum(range(1, 7)) / 6
+    assert 0.4 * passes < (found["plan"] / 16 - 2) / estimate.CURVE < 0.7 * passes
+    twice = seconds(*asked, "sparsity.rounds=2")
+    assert twice["plan"] == pytest.approx(2 * found["plan"])
+    merging = seconds(*asked[:2])  # six counts of tokens in all blocks but the last, and nothing cut around
+    assert (merging["plan"] / 16 - 2) / estimate.CURVE == pytest.approx(passes + 6 * sum(range(2, 7)) / 6)
+
+
+@pytest.mark.usefixtures("rates")
+def test_streams_of_sequential_repair_need_memory() -> None:
+    many = ["calibration.num_images=1000", "calibration.batch_size=1"]
+    with_streams = foresee(load_config(*QUICK, *many)).peak_mib["host"] or 0
+    without = foresee(load_config(*QUICK, *many, "compensation.propagate=none")).peak_mib["host"] or 0
+    streams = 1000 * 3 * 17 * 96 * 4 / 2**20
+    assert with_streams - without == pytest.approx(streams, rel=0.3)
+
+
+def test_reading_and_computing_share_the_cores_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = foresee(load_config(*QUICK)).inputs
+    files = type("Files", (), {"items": (Path("a.png"),)})()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    rates = Rates(1.0, 1.0, 0.0, 17, 96, 32, 500.0, None)
+    assert estimate.feed(1.0, inputs.calibration, rates, 4, torch.device("cpu")) == 2.0  # tensors need no workers
+    assert estimate.feed(1.0, files, rates, 0, torch.device("cpu")) == 2.0
+    assert estimate.feed(1.0, files, rates, 2, torch.device("cpu")) == 1.5
+    assert estimate.feed(1.0, files, rates, 2, torch.device("cuda")) == 1.0

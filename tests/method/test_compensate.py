@@ -1,0 +1,120 @@
+"""Folding into weights and biases: logits and outputs of the cut attention against explicit formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from corp_cli.config.prune import CompensationConfig
+from corp_cli.linalg.logits import missing_logits
+from corp_cli.method.compensate import compensate_qk, compensate_vo
+from corp_cli.method.statistics import LogitStatistics
+from corp_cli.models.blocks import AttentionWeights
+from tests.linalg.test_linalg import correlated, moments_of, normal
+
+N, WIDTH, HEADS, D = 60, 8, 3, 5
+X = correlated(1, N, WIDTH)
+WEIGHTS = AttentionWeights(
+    normal(2, HEADS, D, WIDTH),
+    normal(3, HEADS, D, WIDTH),
+    normal(4, HEADS, D, WIDTH),
+    normal(5, HEADS, D),
+    normal(6, HEADS, D),
+    normal(7, HEADS, D),
+    normal(8, 6, HEADS, D),
+    normal(9, 6),
+)
+
+
+def rows(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[H, N, d]"""
+    assert bias is not None
+    return torch.einsum("nd,hkd->hnk", X, weight) + bias[:, None]
+
+
+def logit_statistics() -> LogitStatistics:
+    q, k = rows(WEIGHTS.q, WEIGHTS.q_bias), rows(WEIGHTS.k, WEIGHTS.k_bias)
+    centred = k - k.mean(1, keepdim=True)
+    gram_q, gram_k, gram_k_centred = (t.mT @ t / N for t in (q, k, centred))
+    return LogitStatistics(gram_q, gram_k, gram_k_centred, torch.ones(HEADS, D, dtype=torch.float64))
+
+
+def test_sylvester_is_folded_into_weights_and_biases() -> None:
+    """Alg. 5: the logits of the cut heads are Q_S (I + M) K_Sᵀ, biases included."""
+    heads, qk = torch.tensor([0, 2]), torch.tensor([[0, 2, 4], [1, 2, 3]])
+    cfg = CompensationConfig(qk="sylvester", ridge_lambda=1e-3)
+    new, error = compensate_qk(WEIGHTS, logit_statistics(), heads, qk, cfg)
+    statistics = logit_statistics()
+    pruned = torch.tensor([[1, 3], [0, 4]])
+    m = missing_logits(statistics.gram_q[heads], statistics.gram_k[heads], qk, pruned, 1e-3)
+    q, k = rows(WEIGHTS.q, WEIGHTS.q_bias), rows(WEIGHTS.k, WEIGHTS.k_bias)
+    for i, (h, kept) in enumerate(zip(heads.tolist(), qk, strict=True)):
+        expected = q[h][:, kept] @ (torch.eye(3).double() + m[i]) @ k[h][:, kept].T
+        found = rows(new.q, new.q_bias)[i] @ rows(new.k, new.k_bias)[i].T
+        torch.testing.assert_close(found, expected)
+    assert error.after < error.before
+
+
+def centred_logits(weights: AttentionWeights) -> Tensor:
+    """[H, N, N], of keys less their mean."""
+    k = rows(weights.k, weights.k_bias)
+    return rows(weights.q, weights.q_bias) @ (k - k.mean(1, keepdim=True)).mT
+
+
+def test_low_rank_logits_beat_every_selection_on_centred_keys() -> None:
+    qk = torch.arange(2).repeat(HEADS, 1)
+    every = torch.arange(HEADS)
+    losses = {}
+    for how in ("none", "sylvester", "lowrank"):
+        new, _ = compensate_qk(WEIGHTS, logit_statistics(), every, qk, CompensationConfig(qk=how, ridge_lambda=0.0))
+        dense, cut = (centred_logits(weights) for weights in (WEIGHTS, new))
+        losses[how] = float((dense - cut).square().sum())
+    assert losses["lowrank"] < min(losses["none"], losses["sylvester"])
+
+
+def outputs(weights: AttentionWeights) -> Tensor:
+    """proj of the values themselves (attention that looks at its own token): [N, O]."""
+    o = rows(weights.v, weights.v_bias).permute(1, 0, 2)
+    assert weights.proj_bias is not None
+    return torch.einsum("nhk,ohk->no", o, weights.proj) + weights.proj_bias
+
+
+@pytest.mark.parametrize("how", ["affine", "lowrank"])
+def test_values_that_are_redundant_are_cut_without_loss(how: str) -> None:
+    """Five dimensions of every head, of which only two vary independently."""
+    thin = torch.einsum("hki,hij->hkj", normal(12, HEADS, D, 2), normal(13, HEADS, 2, WIDTH))
+    weights = replace(WEIGHTS, v=thin)
+    moments = moments_of(rows(weights.v, weights.v_bias).permute(1, 0, 2).flatten(1))
+    vo = torch.tensor([[0, 3]] * HEADS)
+    cfg = CompensationConfig(vo=how, ridge_lambda=1e-12)
+    new, error = compensate_vo(weights, moments, torch.arange(HEADS), vo, cfg)
+    assert new.v.shape == (HEADS, 2, WIDTH)
+    assert error.after < 1e-6
+    torch.testing.assert_close(outputs(new), outputs(weights), rtol=1e-4, atol=1e-4)
+
+
+def test_low_rank_values_lose_less_than_selected_ones() -> None:
+    moments = moments_of(rows(WEIGHTS.v, WEIGHTS.v_bias).permute(1, 0, 2).flatten(1))
+    vo = torch.arange(2).repeat(HEADS, 1)
+    lost = {}
+    for how in ("none", "mean", "affine", "lowrank"):
+        cfg = CompensationConfig(vo=how, ridge_lambda=1e-9)
+        new, _ = compensate_vo(WEIGHTS, moments, torch.arange(HEADS), vo, cfg)
+        lost[how] = float((outputs(new) - outputs(WEIGHTS)).square().sum())
+    assert lost["lowrank"] < lost["affine"] < lost["mean"] < lost["none"]
+
+
+@pytest.mark.parametrize("how", ["affine", "lowrank"])
+def test_removed_heads_are_repaired(how: str) -> None:
+    moments = moments_of(rows(WEIGHTS.v, WEIGHTS.v_bias).permute(1, 0, 2).flatten(1))
+    heads, vo = torch.tensor([0, 2]), torch.arange(D).repeat(2, 1)
+    cfg = CompensationConfig(vo=how, ridge_lambda=1e-9)
+    new, error = compensate_vo(WEIGHTS, moments, heads, vo, cfg)
+    assert new.v.shape == (2, D, WIDTH)
+    assert error.after < error.before
+    lost = (outputs(new) - outputs(WEIGHTS)).square().sum()
+    energy = (outputs(WEIGHTS) - outputs(WEIGHTS).mean(0)).square().sum()
+    assert float(lost / energy) == pytest.approx(error.after, rel=1e-4)

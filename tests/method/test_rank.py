@@ -1,0 +1,126 @@
+"""Scores against their formulas, and which units stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corp_cli.config.prune import RANKERS as NAMES
+from corp_cli.method.calibrate import RunningLogits
+from corp_cli.method.rank import RANKERS, Context, Scores, keep, kept_size, top
+from corp_cli.method.statistics import BlockStatistics
+from corp_cli.models.blocks import AttentionWeights, Block, MlpWeights, Sizes
+from tests.linalg.test_linalg import correlated, moments_of, normal
+
+HEADS, D, WIDTH = 2, 3, 6
+CONTEXT = Context.seeded(0, 1e-3)
+MLP = MlpWeights((normal(1, 5, WIDTH),), (normal(2, 5),), normal(3, 4, 5), normal(4, 4))
+ATTENTION = AttentionWeights(
+    normal(5, HEADS, D, WIDTH),
+    normal(6, HEADS, D, WIDTH),
+    normal(7, HEADS, D, WIDTH),
+    None,
+    None,
+    None,
+    normal(8, 4, HEADS, D),
+    None,
+)
+X, OUT = correlated(9, 50, 5), correlated(10, 50, HEADS * D)
+QKV = normal(11, 3, 7, 3 * HEADS * D)
+BLOCK = Block("blocks.0", "blocks.0.attn", "blocks.0.mlp", Sizes(5, D, D, HEADS), 1.0)
+
+
+def statistics() -> BlockStatistics:
+    logits = RunningLogits(BLOCK, torch.device("cpu"))
+    logits.add(QKV[:2])
+    logits.add(QKV[2:])
+    return BlockStatistics(moments_of(X), logits.result(), moments_of(OUT))
+
+
+def score(group: str, name: str) -> torch.Tensor:
+    return RANKERS[group][name](MLP if group == "mlp" else ATTENTION, statistics(), CONTEXT)
+
+
+def test_names_are_those_of_the_config() -> None:
+    assert {group: tuple(found) for group, found in RANKERS.items()} == NAMES
+
+
+def test_mlp_activation_is_the_second_moment() -> None:
+    """Alg. 2."""
+    torch.testing.assert_close(score("mlp", "activation"), X.square().mean(0))
+
+
+def test_qk_activation_is_the_logit_energy() -> None:
+    """Eq. 12, Alg. 4: norms over the tokens of one image, mean over images."""
+    q, k, _ = QKV.reshape(3, 7, 3, HEADS, D).unbind(2)
+    torch.testing.assert_close(score("qk", "activation"), (q.square().sum(1) * k.square().sum(1)).mean(0))
+
+
+def test_logit_statistics_are_second_moments_of_all_tokens() -> None:
+    found, (q, k, _) = statistics().logits, QKV.reshape(3, 7, 3, HEADS, D).unbind(2)
+    assert found is not None
+    torch.testing.assert_close(found.gram_q, torch.einsum("bnhi,bnhj->hij", q, q) / 21)
+    torch.testing.assert_close(found.gram_k, torch.einsum("bnhi,bnhj->hij", k, k) / 21)
+    centred = k - k.mean(1, keepdim=True)
+    torch.testing.assert_close(found.gram_k_centred, torch.einsum("bnhi,bnhj->hij", centred, centred) / 21)
+
+
+def test_weighted_queries_count_more_often() -> None:
+    times = torch.tensor([[2.0] + [1.0] * 6, [1.0] * 7, [3.0] * 7]).double()
+    running = RunningLogits(BLOCK, torch.device("cpu"))
+    running.add(QKV, times)
+    q = QKV[..., : HEADS * D].unflatten(-1, (HEADS, D))
+    expected = torch.einsum("bn,bnhi,bnhj->hij", times, q, q) / times.sum()
+    torch.testing.assert_close(running.result().gram_q, expected)
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "expected"),
+    [
+        ("mlp", "magnitude", MLP.fc1[0].norm(dim=1) * MLP.fc2.norm(dim=0)),
+        ("mlp", "variance", X.var(0, correction=0) * MLP.fc2.square().sum(0)),
+        ("qk", "magnitude", ATTENTION.q.square().sum(-1) * ATTENTION.k.square().sum(-1)),  # Eq. 36
+        ("vo", "activation", OUT.square().mean(0).reshape(HEADS, D)),
+        ("vo", "magnitude", ATTENTION.v.norm(dim=-1) * ATTENTION.proj.norm(dim=0)),
+        ("heads", "activation", OUT.square().mean(0).reshape(HEADS, D).sum(-1)),
+    ],
+)
+def test_scores_are_their_formulas(group: str, name: str, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(score(group, name), expected)
+
+
+def test_random_scores_follow_from_the_seed() -> None:
+    first, again, other = (RANKERS["mlp"]["random"](MLP, statistics(), Context.seeded(seed, 0.0)) for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@given(dense=st.integers(1, 600), fraction=st.floats(0, 0.999), round_to=st.integers(1, 64))
+def test_kept_sizes_are_rounded_within_bounds(dense: int, fraction: float, round_to: int) -> None:
+    size = kept_size(dense, fraction, round_to)
+    assert 1 <= size <= dense
+    assert size == dense or size % round_to == 0
+    if size not in (dense, round_to):
+        assert abs(size - dense * (1 - fraction)) <= round_to / 2 + 1e-6
+
+
+def test_nothing_to_remove_keeps_everything() -> None:
+    assert kept_size(80, 0.0, 64) == 80
+    assert kept_size(192, 0.5, 8) == 96
+    assert kept_size(4, 0.5, 8) == 4
+
+
+def test_top_is_stable_and_sorted() -> None:
+    assert top(torch.tensor([1.0, 3.0, 3.0, 2.0]), 2).tolist() == [1, 2]
+    assert top(torch.tensor([[5.0, 5.0, 5.0], [1.0, 2.0, 3.0]]), 2).tolist() == [[0, 1], [1, 2]]
+
+
+def test_dimensions_are_kept_within_the_kept_heads() -> None:
+    scores = Scores(heads=torch.tensor([1.0, 2.0]), qk=torch.tensor([[9.0, 8.0, 7.0], [1.0, 3.0, 2.0]]))
+    kept = keep(scores, BLOCK, Sizes(5, 2, D, 1))
+    assert kept.mlp is None
+    assert kept.attn is not None
+    assert (kept.attn.heads.tolist(), kept.attn.qk.tolist(), kept.attn.vo.tolist()) == ([1], [[1, 2]], [[0, 1, 2]])
+    assert keep(scores, BLOCK, BLOCK.sizes).attn is None

@@ -1,0 +1,145 @@
+"""Block-by-block repair: what it must leave alone, what it must undo, and the streams it walks along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
+from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
+from corp_cli.method.rank import check_supported, uniform_sizes
+from corp_cli.method.sequential import compensate_sequentially, inverse_gain
+from corp_cli.method.stream import start_streams
+from corp_cli.models.adapter import blocks_of
+from corp_cli.models.blocks import Sizes
+from corp_cli.models.loading import ModelSpec
+from corp_cli.models.resize import pruned_sizes
+from corp_cli.models.streams import enter, head, logits_from, read_tokens, sublayers, tokens
+from corp_cli.sizes.plan import SizePlan
+from tests.support import variants
+from tests.support.variants import logits, require_same
+
+CPU = torch.device("cpu")
+EVERY = pytest.mark.parametrize("variant", [name for name in variants.VARIANTS if name != "swiglu"])
+
+
+def config(**kwargs: object) -> PruneConfig:
+    best = {"qk": "lowrank", "vo": "lowrank", "propagate": "sequential", "ridge_lambda": 1e-2, **kwargs}
+    return PruneConfig(ranker=RankerConfig(mlp="obs"), compensation=CompensationConfig(**best))  # type: ignore[arg-type]
+
+
+def repair(model: nn.Module, x: Tensor, sparsity: SparsityConfig, cfg: PruneConfig) -> nn.Module:
+    blocks = blocks_of(model)
+    groups, _ = check_supported(blocks, sparsity)
+    sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
+    return compensate_sequentially(model, blocks, SizePlan(sizes), x.split(4), groups, cfg, CPU)[0]
+
+
+@EVERY
+def test_streams_lead_from_images_to_the_logits_of_the_model(variant: str) -> None:
+    model, x = variants.build(variant), variants.images(variant)
+    with torch.no_grad():
+        stream = tokens(model, x)
+        for block in blocks_of(model):
+            stream = enter(model, block, stream)
+            for branch in sublayers(model, block):
+                stream = branch.added(stream, branch.branch(stream))
+        torch.testing.assert_close(head(model, stream), logits(model, x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits_from(model, tokens(model, x), blocks_of(model)), logits(model, x))
+
+
+@EVERY
+def test_nothing_cut_is_the_dense_model(variant: str) -> None:
+    """On an undamaged stream every refit must give back the weights it started from."""
+    model, x = variants.build(variant), variants.images(variant, 8)
+    sparsity = SparsityConfig(joint=0.0)
+    torch.testing.assert_close(logits(repair(model, x, sparsity, config()), x), logits(model, x), rtol=1e-3, atol=1e-3)
+
+
+@EVERY
+def test_every_variant_is_cut_and_repaired(variant: str) -> None:
+    model, x = variants.build(variant), variants.images(variant, 12)
+    sparsity = SparsityConfig(mlp=0.5, qk=0.5, vo=0.5, heads=0.5, round_to=1, skip_unsupported=True)
+    pruned = repair(model, x, sparsity, config())
+    assert logits(pruned, x).isfinite().all()
+    for new, old in zip(blocks_of(pruned), blocks_of(model), strict=True):
+        refused = old.refusals
+        expected = Sizes(
+            old.sizes.mlp if "mlp" in refused else round(old.sizes.mlp / 2),
+            old.sizes.qk if "qk" in refused else old.sizes.qk // 2,
+            old.sizes.vo if "vo" in refused else old.sizes.vo // 2,
+            2 if "heads" in refused else 1,
+        )
+        assert new.sizes == expected
+
+
+@EVERY
+def test_a_model_that_keeps_its_mlp_comes_back(variant: str, tmp_path: Path) -> None:
+    """The repair gives biases to layers that had none; the manifest must say so of layers of the dense size too."""
+    model, x = variants.build(variant), variants.images(variant, 8)
+    pruned = repair(model, x, SparsityConfig(qk=0.5, round_to=1, skip_unsupported=True), config())
+    name, args = variants.arguments(variant)
+    path = tmp_path / "pruned.safetensors"
+    spec = ModelSpec(name, args, {"input_size": list(x.shape[1:])})
+    write_checkpoint(pruned, Manifest(spec, pruned_sizes(pruned, model), {}, "0" * 64), path)
+    require_same(logits(load_pruned(path), x), logits(pruned, x))
+
+
+@pytest.mark.parametrize("token_weights", ["class_token", "rollout"])
+def test_the_mlp_is_repaired_beside_an_attention_that_cannot_be_read(token_weights: str) -> None:
+    model, x = variants.build("deit"), variants.images("deit", 12)
+    for block in ("blocks.0", "blocks.1"):
+        model.get_submodule(f"{block}.attn").gate = nn.Linear(32, 32)
+    sparsity = SparsityConfig(mlp=0.5, qk=0.5, round_to=1, skip_unsupported=True)
+    pruned = repair(model, x, sparsity, config(token_weights=token_weights))
+    assert [block.sizes.mlp for block in blocks_of(pruned)] == [64, 64]
+    assert logits(pruned, x).isfinite().all()
+
+
+def error(model: nn.Module, pruned: nn.Module, x: Tensor) -> float:
+    return float((logits(model, x) - logits(pruned, x)).square().mean())
+
+
+def test_repair_along_the_stream_beats_ignoring_it() -> None:
+    """α = β = 0 answers only to its own inputs; undoing some of the stream's error comes closer to the dense model."""
+    model, x = variants.build("deit"), variants.images("deit", 256)
+    sparsity = SparsityConfig(joint=0.5, round_to=1)
+    found = {a: error(model, repair(model, x, sparsity, config(alpha=a, beta=a)), x) for a in (0.0, 0.3)}
+    assert found[0.3] < found[0.0]
+
+
+@pytest.mark.parametrize(
+    ("variant", "reads"),
+    [("deit", 1), ("deit_distilled", 2), ("gap_no_class_token", 0), ("siglip_attention_pool", 0), ("registers", 0)],
+)
+def test_tokens_that_the_head_reads(variant: str, reads: int) -> None:
+    assert read_tokens(variants.build(variant)) == reads
+
+
+@pytest.mark.parametrize("kind", ["uniform", "class_token", "rollout"])
+@pytest.mark.parametrize("variant", ["deit", "gap_no_class_token"])
+def test_token_weights(kind: str, variant: str) -> None:
+    model, x = variants.build(variant), variants.images(variant, 4)
+    cfg = CompensationConfig(token_weights=kind, class_token_weight=5, token_floor=0.25)
+    with torch.no_grad():
+        (weights,) = start_streams(model, blocks_of(model), [x], cfg).weights
+    assert weights is not None
+    assert weights.shape == (2, 4, tokens(model, x).shape[1])
+    if kind == "rollout":
+        torch.testing.assert_close(weights.mean(-1), torch.ones(2, 4))  # what is read is shared out, not made
+        assert (weights >= 0.25 - 1e-6).all()
+    last = weights[-1, 0]
+    if variant == "gap_no_class_token" or kind == "uniform":
+        torch.testing.assert_close(last, torch.ones_like(last))
+    else:
+        assert last[0] > last[1:].max()
+
+
+def test_gains_that_hardly_reach_the_stream_are_left_out() -> None:
+    found = inverse_gain(torch.tensor([2.0, -0.5, 0.0, 1e-9]))
+    assert isinstance(found, Tensor)
+    assert found.tolist() == [0.5, -2.0, 0.0, 0.0]
+    assert inverse_gain(4.0) == 0.25

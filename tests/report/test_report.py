@@ -1,0 +1,158 @@
+"""What commands write: valid by the shipped schemas, in their order, every field explained in docs/report.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import corp_cli
+from corp_cli.cli.main import main
+from corp_cli.cli.sweep import Row
+from corp_cli.files.output import rounded
+from corp_cli.runtime.environment import git_commit
+
+SCHEMAS = Path(corp_cli.__file__).parent / "schemas"
+DOCS = Path(__file__).parents[2] / "docs" / "report.md"
+NAMES = ("report", "evaluation", "bench", "export")
+
+
+def schema(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((SCHEMAS / f"{name}.schema.json").read_text("utf-8"))
+    return content
+
+
+def present(part: dict[str, Any]) -> dict[str, Any]:
+    """`part` without the alternative null."""
+    return next((one for one in part.get("anyOf", []) if one.get("type") != "null"), part)
+
+
+def paths(part: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of the fields below `part`, down to the references to shared parts."""
+    for key, value in part["properties"].items():
+        inner = present(value)
+        if "null" in [one.get("type") for one in value.get("anyOf", [])] and "properties" in inner:
+            yield f"{prefix}{key}"  # an object that may be null has a line of its own
+        if inner.get("type") == "array" and "properties" in inner["items"]:
+            yield from paths(inner["items"], f"{prefix}{key}[].")
+        elif "properties" in inner:
+            yield from paths(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def documented() -> dict[str, list[str]]:
+    """heading → the fields in the table below it."""
+    sections = re.split(r"^##+ ", DOCS.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    return {text.split("\n")[0]: re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE) for text in sections}
+
+
+def in_order(content: Any, part: dict[str, Any], root: dict[str, Any]) -> None:
+    """Assert that keys come in the order of the schema, at every depth."""
+    part = present(part)
+    if "$ref" in part:
+        part = root["$defs"][part["$ref"].rpartition("/")[2]]
+    if isinstance(content, list):
+        for item in content:
+            in_order(item, part.get("items", {}), root)
+    elif isinstance(content, dict) and "properties" in part:
+        assert list(content) == [key for key in part["properties"] if key in content]
+        for key, value in content.items():
+            in_order(value, part["properties"][key], root)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The file that each command writes, for one small model."""
+    folder = tmp_path_factory.mktemp("written")
+    few = ["evaluation.num_images=100", "evaluation.num_workers=0"]
+    quick = [*few, "device=cpu"]
+    prune = ["calibration.num_images=64", "calibration.num_workers=0", "evaluation.throughput_batches=1"]
+    checkpoint = f"checkpoint={folder}/report/pruned.safetensors"
+    for command, name, args in (
+        ("prune", "report", [*quick, *prune, "export.formats=[torchscript]"]),
+        ("evaluate", "evaluation", [*quick, checkpoint, "model=vit_digits"]),
+        ("bench", "bench", [checkpoint, "device=cpu", "runs=1", "batch_sizes=[1,2]", "dtypes=[float32,bfloat16]"]),
+        ("export", "export", [*few, checkpoint, "format=torchscript", "evaluation.throughput_batches=1"]),
+    ):
+        assert main([command, *args, f"hydra.run.dir={folder}/{name}"]) == 0
+    return {name: folder / name / f"{name}.json" for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_written_is_valid_and_in_order(name: str, written: dict[str, Path]) -> None:
+    found, content = schema(name), json.loads(written[name].read_text("utf-8"))
+    Draft202012Validator.check_schema(found)
+    assert not [f"{error.json_path}: {error.message}" for error in Draft202012Validator(found).iter_errors(content)]
+    in_order(content, found, found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_of_another_name_or_type_is_refused(name: str, written: dict[str, Path]) -> None:
+    content = json.loads(written[name].read_text("utf-8"))
+    validator = Draft202012Validator(schema(name))
+    assert not validator.is_valid({**content, "surplus": 1})
+    assert not validator.is_valid({**content, "environment": {**content["environment"], "surplus": 1}})
+    assert not validator.is_valid({key: value for key, value in content.items() if key != "warnings"})
+    assert not validator.is_valid({**content, "schema_version": 2})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_is_documented_and_nothing_else(name: str) -> None:
+    docs, found = documented(), schema(name)
+    assert docs[f"{name}.json"] == list(paths(found))
+    for part, content in found["$defs"].items():
+        assert docs[part] == list(paths(content)), part
+
+
+def test_shared_parts_are_the_same_in_every_schema() -> None:
+    parts: dict[str, Any] = {}
+    for name in NAMES:
+        for part, content in schema(name)["$defs"].items():
+            assert parts.setdefault(part, content) == content
+
+
+def test_columns_of_the_summary_are_documented() -> None:
+    assert documented()["summary.csv"] == [item.name for item in fields(Row)]
+
+
+def test_floats_are_rounded_at_every_depth() -> None:
+    assert rounded({"a": [1 / 3, {"b": (2e-9 / 3, 5)}], "c": "0.123456789"}) == {
+        "a": [0.333333, {"b": [6.66667e-10, 5]}],
+        "c": "0.123456789",
+    }
+
+
+# The commit of a checkout
+
+
+def test_commit_of_a_branch_a_packed_branch_and_a_detached_head(tmp_path: Path) -> None:
+    git, commit = tmp_path / ".git", "1" * 40
+    assert git_commit(tmp_path) is None
+    (git / "refs/heads").mkdir(parents=True)
+    (git / "HEAD").write_text(f"{commit}\n")
+    assert git_commit(tmp_path) == commit
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    assert git_commit(tmp_path) is None
+    (git / "packed-refs").write_text(f"# pack-refs\n{'2' * 40} refs/heads/main\n")
+    assert git_commit(tmp_path) == "2" * 40
+    (git / "refs/heads/main").write_text(f"{'3' * 40}\n")
+    assert git_commit(tmp_path) == "3" * 40
+
+
+def test_commit_of_a_worktree(tmp_path: Path) -> None:
+    inside = tmp_path / "repo/.git/worktrees/side"
+    inside.mkdir(parents=True)
+    (tmp_path / "repo/.git/refs/heads").mkdir(parents=True)
+    (tmp_path / "repo/.git/refs/heads/side").write_text(f"{'4' * 40}\n")
+    (inside / "HEAD").write_text("ref: refs/heads/side\n")
+    (inside / "commondir").write_text("../..\n")
+    (tmp_path / "side").mkdir()
+    (tmp_path / "side/.git").write_text(f"gitdir: {inside}\n")
+    assert git_commit(tmp_path / "side") == "4" * 40
