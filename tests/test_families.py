@@ -208,8 +208,9 @@ OPTIONS = {"qk_norm", "scale_norm", "swiglu", "vit_no_qkv_bias", "vit_no_proj_bi
 
 
 def test_the_table_of_families_says_what_is_tested() -> None:
-    rows = [line.split("|")[1:-1] for line in read("README.md").splitlines() if line.startswith("|") and "no |" in line]
-    rows += [line.split("|")[1:-1] for line in read("README.md").splitlines() if "| yes | yes | yes | yes |" in line]
+    lines = read("docs/models.md").splitlines()
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith("|") and "no |" in line]
+    rows += [line.split("|")[1:-1] for line in lines if "| yes | yes | yes | yes |" in line]
     shown = {}
     for row in rows:
         cells = dict(zip(("mlp", "qk", "vo", "heads"), (cell.strip() for cell in row[2:6]), strict=True))

@@ -1,4 +1,4 @@
-"""The guides in docs/: every command is understood, first-steps runs as typed, and every problem says what it shows."""
+"""The pages of docs/: every command is understood, first-steps runs as typed, and every problem says what it shows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,18 @@ from corp_cli import load_config
 from corp_cli.cli import main as cli
 from corp_cli.config.prune import PruneConfig
 from corp_cli.models.bundled import BUNDLED
-from tests.support.documents import check_understood, code_blocks, commands, commands_of, is_plain, read, write_yaml
+from tests.support.documents import (
+    PAGES,
+    check_understood,
+    code_blocks,
+    commands,
+    commands_of,
+    is_plain,
+    read,
+    write_yaml,
+)
 
-GUIDES = ("first-steps", "your-model", "your-data", "export", "ci", "problems")
+GUIDES = [page.removeprefix("docs/").removesuffix(".md") for page in PAGES if page.startswith("docs/")]
 DIGITS = BUNDLED["vit_digits"]
 
 
@@ -41,7 +50,10 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_is_something_to_test() -> None:
-    assert all(len(argvs) >= 5 for argvs in SHOWN.values())
+    guides = ("first-steps", "your-model", "your-data", "export", "ci", "problems")
+    assert all(len(SHOWN[guide]) >= 5 for guide in guides)
+    assert len(SHOWN["usage"]) > 30
+    assert sum(is_plain(argv) for argv in SHOWN["usage"]) > 15
     assert len(PROBLEMS) == len(re.findall(r"^## \d", read("docs/problems.md"), re.MULTILINE)) == 10
 
 

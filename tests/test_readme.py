@@ -1,4 +1,4 @@
-"""The README: its commands are understood, its Python runs, and what it names exists. So for links of all pages."""
+"""The README: its commands are understood, and it leads to every guide. The Python, names and links of all pages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from corp_cli import load_config
+from corp_cli.cli import main as cli
 from corp_cli.config.prune import COMPENSATIONS, RANKERS, PruneConfig
 from tests.support.documents import (
     PAGES,
@@ -27,16 +28,23 @@ from tests.support.documents import (
     write_yaml,
 )
 
-README = read("README.md")
-PYTHON = [block.body for block in code_blocks(README) if block.language == "python" and block.marked]
+README, METHOD, USAGE = read("README.md"), read("docs/method.md"), read("docs/usage.md")
+PYTHON = {page: [b.body for b in code_blocks(read(page)) if b.language == "python" and b.marked] for page in PAGES}
+del PYTHON["docs/first-steps.md"]  # needs the files of its commands: see test_guides
 COMMANDS = commands_of(README)
 PLAIN = [argv[1:] for argv in COMMANDS if is_plain(argv)]
 
 
 def test_there_is_something_to_test() -> None:
-    assert len(COMMANDS) > 30
-    assert len(PLAIN) > 15
-    assert len(PYTHON) >= 2
+    assert {argv[0] for argv in COMMANDS} == set(cli.JOBS)
+    assert PLAIN
+    assert {page for page, blocks in PYTHON.items() if blocks} == {"README.md", "docs/usage.md"}
+    assert all(len(PYTHON[page]) >= 2 for page in ("README.md", "docs/usage.md"))
+
+
+def test_the_readme_is_short_and_leads_to_every_guide() -> None:
+    assert len(README.splitlines()) <= 170
+    assert set(re.findall(r"\]\((docs/[\w-]+\.md)", README)) == {page for page in PAGES if page.startswith("docs/")}
 
 
 @pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
@@ -61,10 +69,11 @@ def test_targets_of_make_exist(page: str) -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 
-def test_python_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", [page for page, blocks in PYTHON.items() if blocks])
+def test_python_runs(page: str, tmp_path: Path) -> None:
     """All blocks, one after the other, each in a process of its own: a later one needs only the files of the first."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    for code in PYTHON:
+    for code in PYTHON[page]:
         command = [sys.executable, "-W", "error", "-c", code]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -72,15 +81,15 @@ def test_python_runs(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["plan.yaml", "pruned.safetensors", "report.json"]
 
 
-def table(first_column: str) -> list[list[str]]:
-    """The rows of the table whose first column has this heading, cell by cell."""
-    _, _, after = README.partition(f"\n| {first_column} |")
+def table(text: str, first_column: str) -> list[list[str]]:
+    """The rows of the table of a page whose first column has this heading, cell by cell."""
+    _, _, after = text.partition(f"\n| {first_column} |")
     _, *rows = after.partition("\n\n")[0].splitlines()
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[1:]]
 
 
-PAPER = table("paper")
-NAMED = [*PAPER, *table("beyond the paper")]
+PAPER, BEYOND = table(METHOD, "paper"), table(METHOD, "beyond the paper")
+NAMED = [*PAPER, *BEYOND]
 
 
 @pytest.mark.parametrize("row", NAMED, ids=[row[0] for row in NAMED])
@@ -110,6 +119,8 @@ def numbers(kind: str) -> set[int]:
 
 
 def test_every_equation_and_algorithm_of_the_method_is_in_the_table() -> None:
+    assert len(PAPER) > 10
+    assert len(BEYOND) > 10
     assert {*range(8, 17), *range(19, 25), *range(27, 32), *range(33, 37)} <= numbers("Eq")
     assert numbers("Alg") == {1, 2, 3, 4, 5}
 
@@ -118,7 +129,7 @@ def test_choices_are_those_of_the_config() -> None:
     """Every ranker and compensation is named, and what recipe=best takes is in bold."""
     choices = {"ranker": RANKERS, "compensation": COMPENSATIONS}
     best, seen = load_config(), set()
-    for keys, listed in table("setting"):
+    for keys, listed in table(USAGE, "setting"):
         for key in in_backticks(keys):
             group, _, name = key.partition(".")
             bold = re.findall(r"\*\*`?([^*`]+)`?\*\*", listed)

@@ -287,7 +287,7 @@ def test_a_limit_that_needs_labels_is_refused_before_the_work(capsys: Captured) 
     assert not Path("outputs").exists()
 
 
-# The guide and the README
+# The guide
 
 SAID = re.findall(r"^```bash\n([^`]*?)^```\n\n```text\n(corp: [^`]*?)^```$", read("docs/ci.md"), re.MULTILINE)
 
@@ -315,9 +315,8 @@ def test_table_of_tolerances_in_the_guide() -> None:
             assert yaml.safe_load(row[column]) == values[row[0]], row
 
 
-@pytest.mark.parametrize("page", ["docs/ci.md", "README.md"])
-def test_workflow_runs_what_corp_understands(page: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    blocks = [block.body for block in code_blocks(read(page)) if block.body.startswith("# .github/workflows/")]
+def test_workflow_runs_what_corp_understands(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    blocks = [block.body for block in code_blocks(read("docs/ci.md")) if block.body.startswith("# .github/workflows/")]
     assert len(blocks) == 1
     steps = yaml.safe_load(blocks[0])["jobs"]["prune"]["steps"]
     typed = [argv for step in steps for argv in commands(step.get("run", ""))]
