@@ -11,6 +11,7 @@ import torch
 from rich.table import Table
 from torch import nn
 
+from corp_cli.config.images import EvaluationConfig
 from corp_cli.config.prune import EvaluateConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, read_manifest, weights_sha256
@@ -128,17 +129,17 @@ def evaluate_command(cfg: EvaluateConfig, output_dir: Path) -> dict[str, Any]:
         metrics = halving_batches(
             lambda c: measure(
                 models,
-                tracked_batches(images, c.evaluation, judged.spec, device, intake),
+                tracked_batches(images, c, judged.spec, device, intake),
                 "reference" if reference else None,
             ),
-            cfg,
+            cfg.evaluation,
             "evaluation",
         )
     if reference or cfg.checkpoint is None:  # a pruned model alone may well be no better than chance
         dense = metrics["reference" if reference else "model"]
         warn_near_chance(dense.result().top1, dense.labelled(), int(judged.spec.args["num_classes"]))
     with watch("throughput"):
-        speed = halving_batches(lambda c: timed(models, images, judged.spec, c, device), cfg, "evaluation")
+        speed = halving_batches(lambda c: timed(models, images, judged.spec, c, device), cfg.evaluation, "evaluation")
     content = {
         "schema_version": SCHEMA_VERSION,
         **facts,
@@ -159,15 +160,15 @@ def evaluate_command(cfg: EvaluateConfig, output_dir: Path) -> dict[str, Any]:
 
 
 def timed(
-    models: dict[str, nn.Module], images: ImageSet, spec: ModelSpec, cfg: EvaluateConfig, device: torch.device
+    models: dict[str, nn.Module], images: ImageSet, spec: ModelSpec, cfg: EvaluationConfig, device: torch.device
 ) -> dict[str, Any] | None:
     """Images per second of the models on the first batch, or None where that is not asked for."""
-    if cfg.evaluation.throughput_batches == 0:
+    if cfg.throughput_batches == 0:
         return None
-    probe = first_batch(images, cfg.evaluation.batch_size, spec, device)
+    probe = first_batch(images, cfg.batch_size, spec, device)
     return {
         "batch_size": len(probe),
-        "images_per_second": throughput(models, probe, cfg.evaluation.throughput_batches),
+        "images_per_second": throughput(models, probe, cfg.throughput_batches),
     }
 
 

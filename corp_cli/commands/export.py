@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import nn
 
 from corp_cli.commands.evaluate import Judged, load
+from corp_cli.config.images import EvaluationConfig
 from corp_cli.config.prune import EvaluateConfig, ExportConfig
 from corp_cli.export.formats import ONNX_PACKAGES, Source, place, require_packages, runs_of, scratch, write_files
 from corp_cli.export.parity import compare, random_images
@@ -74,12 +75,12 @@ def export_command(cfg: ExportConfig, output_dir: Path) -> dict[str, Any]:
         runs = runs_of(files)
         with watch("compare"):
             itself, parity = halving_batches(
-                lambda c: compare(source.model, runs, tracked_batches(images, c.evaluation, source.spec, CPU, intake)),
-                cfg,
+                lambda c: compare(source.model, runs, tracked_batches(images, c, source.spec, CPU, intake)),
+                cfg.evaluation,
                 "evaluation",
             )
         with watch("throughput"):
-            speed = halving_batches(lambda c: timed(source, runs, images, c), cfg, "evaluation")
+            speed = halving_batches(lambda c: timed(source, runs, images, c), cfg.evaluation, "evaluation")
         facts = place(files, parity, output_dir)
     content = {
         "schema_version": SCHEMA_VERSION,
@@ -107,12 +108,12 @@ def surroundings(name: str) -> dict[str, Any]:
     return found
 
 
-def timed(source: Source, runs: dict[str, nn.Module], images: ImageSet, cfg: ExportConfig) -> dict[str, Any] | None:
+def timed(source: Source, runs: dict[str, nn.Module], images: ImageSet, cfg: EvaluationConfig) -> dict[str, Any] | None:
     """Images per second of the PyTorch model and of every way to run the file; None where that is not asked for."""
-    if cfg.evaluation.throughput_batches == 0:
+    if cfg.throughput_batches == 0:
         return None
-    probe = first_batch(images, cfg.evaluation.batch_size, source.spec, CPU)
-    speed = throughput({"pytorch": source.model, **runs}, probe, cfg.evaluation.throughput_batches)
+    probe = first_batch(images, cfg.batch_size, source.spec, CPU)
+    speed = throughput({"pytorch": source.model, **runs}, probe, cfg.throughput_batches)
     return {"batch_size": len(probe), "images_per_second": speed}
 
 

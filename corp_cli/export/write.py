@@ -18,7 +18,7 @@ from corp_cli.export.parity import compare
 from corp_cli.files.checkpoint import Manifest, load_pruned, weights_sha256, write_checkpoint
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
-from corp_cli.prepare import Inputs, tracked_batches
+from corp_cli.prepare import Images, tracked_batches
 from corp_cli.runtime import console
 from corp_cli.runtime.environment import versions
 from corp_cli.runtime.memory import halving_batches
@@ -70,7 +70,7 @@ def read_back_difference(written: nn.Module, read: nn.Module, probe: Tensor) -> 
 
 
 def export_formats(
-    pruned: nn.Module, manifest: Manifest, inputs: Inputs, cfg: PruneConfig, output_dir: Path
+    pruned: nn.Module, manifest: Manifest, images: Images, cfg: PruneConfig, output_dir: Path
 ) -> list[dict[str, Any]] | None:
     """The files that `export.formats` names → what the report says of them, None where none are asked for.
 
@@ -78,14 +78,15 @@ def export_formats(
     """
     if not cfg.export.formats:
         return None
-    source, cpu = Source(copy.deepcopy(pruned).cpu().float(), inputs.spec, manifest), torch.device("cpu")
+    spec = manifest.model
+    source, cpu = Source(copy.deepcopy(pruned).cpu().float(), spec, manifest), torch.device("cpu")
     try:
         with scratch(output_dir) as folder:
             files = write_files(source, cfg.export, folder)
-            runs, (images, intake) = runs_of(files), (inputs.evaluation, inputs.evaluated)
+            runs, (judged, intake) = runs_of(files), (images.evaluation, images.evaluated)
             _, parity = halving_batches(
-                lambda c: compare(source.model, runs, tracked_batches(images, c.evaluation, inputs.spec, cpu, intake)),
-                cfg,
+                lambda c: compare(source.model, runs, tracked_batches(judged, c, spec, cpu, intake)),
+                cfg.evaluation,
                 "evaluation",
             )
             return place(files, parity, output_dir)

@@ -217,10 +217,3 @@ def require_within(limits: LimitsConfig, content: dict[str, Any], folder: str) -
     if limits.limits():
         rows = list(hold(measured(content, "report.json"), limits))
         require_passed(rows, "The result breaks a limit", f"its files are in {folder}")
-
-
-def require_labels(limits: LimitsConfig, labelled: bool) -> None:
-    """Raise CorpError where a limit needs labels and there are none: better now than after the run."""
-    for key in ("max_top1_drop", "max_top5_drop"):
-        if key in limits.limits() and not labelled:
-            raise CorpError(f"gate.{key} needs labels and the evaluation images have none; {LABELS}.")

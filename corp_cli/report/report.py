@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from corp_cli.config.prune import PruneConfig
 from corp_cli.files.checkpoint import Manifest
@@ -17,10 +17,11 @@ from corp_cli.images.sources import ImageSet
 from corp_cli.measure.judge import Findings
 from corp_cli.measure.macs import count_macs
 from corp_cli.method.compensate import Errors
+from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loading import DATA_KEYS, ModelSpec, parameters, skeleton
 from corp_cli.models.resize import resize
-from corp_cli.prepare import Inputs
+from corp_cli.prepare import Work
 from corp_cli.runtime.environment import environment, peak_memory_mib
 from corp_cli.sizes.plan import SizePlan
 
@@ -111,9 +112,9 @@ def list_sha256(images: ImageSet) -> str:
 
 def make_report(
     cfg: PruneConfig,
-    inputs: Inputs,
+    work: Work,
     manifest: Manifest,
-    pruned: tuple[Block, ...],
+    pruned: nn.Module,
     errors: Errors,
     found: Findings,
     plan: SizePlan,
@@ -122,7 +123,7 @@ def make_report(
     warnings: list[str],
 ) -> Report:
     """Everything that was found, as JSON types."""
-    speed = found.images_per_second
+    speed, images = found.images_per_second, work.images
     return Report(
         schema_version=SCHEMA_VERSION,
         model={
@@ -134,22 +135,22 @@ def make_report(
         },
         config=asdict(cfg),
         seed=cfg.seed,
-        environment=environment(inputs.device),
+        environment=environment(work.dense.device),
         size=size_counts(manifest),
         sparsity={
             "asked": cfg.sparsity.fractions(),
-            "achieved": achieved_sparsity(inputs.blocks, pruned),
-            "skipped": inputs.skipped,
-            "last_block_tokens": plan.tokens,
+            "achieved": achieved_sparsity(work.dense.blocks, blocks_of(pruned)),
+            "skipped": work.skipped,
+            "last_block_tokens": plan.updated_tokens,
             "merged_tokens": list(plan.merge) or None,
             "predicted_kl": plan.predicted_kl,
             "predicted_speedup": plan.predicted_speedup,
         },
-        calibration=image_facts(inputs.calibration, inputs.calibrated),
+        calibration=image_facts(images.calibration, images.calibrated),
         evaluation={
-            **image_facts(inputs.evaluation, inputs.evaluated),
+            **image_facts(images.evaluation, images.evaluated),
             "labelled_images": found.labelled_images,
-            "held_out": inputs.held_out,
+            "held_out": images.held_out,
             **{name: asdict(evaluation) for name, evaluation in found.evaluations.items()},
         },
         throughput=speed
@@ -158,10 +159,10 @@ def make_report(
             "images_per_second": speed,
             "speedup": speed["pruned"] / speed["dense"],
         },
-        blocks=block_rows(inputs.blocks, pruned, errors),
+        blocks=block_rows(work.dense.blocks, blocks_of(pruned), errors),
         export=files,
         stage_seconds=seconds,
-        peak_memory_mib=peak_memory_mib(inputs.device),
+        peak_memory_mib=peak_memory_mib(work.dense.device),
         warnings=warnings,
     )
 

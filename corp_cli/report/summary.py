@@ -9,7 +9,7 @@ from rich.table import Table
 from corp_cli.export.write import CHECKPOINT
 from corp_cli.report.report import REPORT, Report
 from corp_cli.runtime import console
-from corp_cli.sizes.plan import PLAN
+from corp_cli.sizes.plan_file import PLAN
 
 FIDELITY = (
     ("agreement", "agreement", "{:.1f}%"),

@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from corp_cli import pipeline
 from corp_cli.config.prune import CalibrationConfig, CompensationConfig, DataConfig, EvaluationConfig, PruneConfig
 from corp_cli.errors import CorpError
-from corp_cli.files.cache import measured as measure
-from corp_cli.files.cache.statistics import images_sha256, read_statistics
+from corp_cli.files.cache.keys import images_sha256
+from corp_cli.files.cache.statistics import read_statistics
 from corp_cli.images.sources import ImageSet
 from corp_cli.method import calibrate as calibrate_module
 from corp_cli.models.bundled import BUNDLED
@@ -40,7 +41,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(1)
         return calibrate(*args)
 
-    monkeypatch.setattr(measure, "calibrate", counted)
+    monkeypatch.setattr(pipeline, "calibrate", counted)
     return made
 
 
@@ -117,14 +118,14 @@ def test_images_are_told_apart_by_content(tmp_path: Path) -> None:
 
 
 def test_statistics_that_cannot_be_kept_are_a_bug(tmp_path: Path) -> None:
-    from corp_cli.files.cache.statistics import Kept, write_statistics
+    from corp_cli.files.cache.statistics import Measured, write_statistics
 
     @dataclass(frozen=True)
     class Odd:
         values: list[int]
 
     with pytest.raises(TypeError, match=r"Odd\.values is a list"):
-        write_statistics(Kept({}, (Odd([1]),), 1, []), tmp_path / "x.safetensors")  # type: ignore[arg-type]
+        write_statistics(Measured({}, (Odd([1]),), 1, []), tmp_path / "x.safetensors")  # type: ignore[arg-type]
 
 
 # --- images that are too few, or broken -----------------------------------------------------------------------

@@ -14,8 +14,9 @@ from corp_cli.commands.evaluate import SCHEMA_VERSION as EVALUATION_VERSION
 from corp_cli.config.gate import CheckConfig, GateConfig, LimitsConfig
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError, GateError
+from corp_cli.prepare import require_labels
 from corp_cli.report import report
-from corp_cli.report.gate import LIMITS, METRICS, OK, SKIPPED, WORSE, compare, hold, require_labels, require_within
+from corp_cli.report.gate import LIMITS, METRICS, OK, SKIPPED, WORSE, compare, hold, require_within
 from corp_cli.report.gate_input import SCHEMA_VERSION, measured
 from tests.support.golden import DEFAULT, EVALUATION, MACHINE, REPORT, changed
 

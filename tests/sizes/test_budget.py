@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
+from corp_cli.files.cache.cache import Cache
 from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
@@ -37,7 +38,9 @@ from corp_cli.sizes.budget import (
 )
 from corp_cli.sizes.costs import cost_of, linear_costs
 from corp_cli.sizes.curves import ANCHORS, TOKENS, Curve, damage_curves, interpolate
-from corp_cli.sizes.plan import SizePlan, best_plan, merges_tokens, read_plan, updated_tokens, write_plan
+from corp_cli.sizes.plan import SizePlan, best_plan
+from corp_cli.sizes.plan_file import plan_text, read_plan
+from corp_cli.sizes.target import merges_tokens, updated_tokens
 from tests.support import variants
 from tests.support.variants import SMALL
 
@@ -136,9 +139,9 @@ def test_damage_is_interpolated_along_the_error_and_never_falls() -> None:
 
 def test_plans_come_back(tmp_path: Path) -> None:
     sizes = (Sizes(40, 5, 9, 2), Sizes(128, 16, 16, 1))
-    write_plan(SizePlan(sizes, 1, (), 0.25), BLOCKS, tmp_path)
+    (tmp_path / "plan.yaml").write_text(plan_text(SizePlan(sizes, 1, (), 0.25), BLOCKS))
     again = read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 0)
-    assert (again.sizes, again.tokens) == (sizes, 1)
+    assert (again.sizes, again.updated_tokens) == (sizes, 1)
     (tmp_path / "part.yaml").write_text("blocks: {blocks.1: {mlp: 8}}")
     assert read_plan(tmp_path / "part.yaml", BLOCKS, 0, 0).sizes == (DENSE[0], Sizes(8, 16, 16, 2))
 
@@ -215,7 +218,7 @@ def test_budgets_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def spent(fraction: float, merge: bool | None = None, seed: int = 0) -> Report:
         asked = SparsityConfig(macs=fraction, curve_images=32, merge_tokens=merge)
-        return prune(replace(run(asked), seed=seed), cache=tmp_path).report
+        return prune(replace(run(asked), seed=seed), cache=Cache(tmp_path)).report
 
     monkeypatch.setattr(plan, "damage_curves", counted)
     first, _, again = spent(0.45), spent(0.2), spent(0.45)
@@ -316,7 +319,7 @@ def test_grids_reach_from_an_eighth_to_all() -> None:
     ],
 )
 def test_plans_say_how_many_tokens_are_merged(tmp_path: Path, merge: int, mergeable: int, said: str) -> None:
-    write_plan(SizePlan(DENSE, 1, (2, 0)), BLOCKS, tmp_path)
+    (tmp_path / "plan.yaml").write_text(plan_text(SizePlan(DENSE, 1, (2, 0)), BLOCKS))
     assert read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 2) == SizePlan(DENSE, 1, (2, 0))
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"blocks": {"blocks.0": {"merge": merge}}}))
     with pytest.raises(CorpError, match=re.escape(said)):
