@@ -65,7 +65,7 @@ def test_overrides_compose(overrides: list[str]) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_targets_of_make_exist(page: str) -> None:
     makefile = read("Makefile")
-    for target in re.findall(r"(?:`|^)make ([a-z]+)", read(page), re.MULTILINE):
+    for target in re.findall(r"(?:`|^)make ([a-z-]+)", read(page), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 
