@@ -69,7 +69,7 @@ def measure_rates(inputs: Inputs, cfg: PruneConfig) -> Rates:
         stream = tokens(inputs.dense, image)
     multiply, peak = multiply_seconds(inputs.device), peak_memory_mib(inputs.device)
     count, width = stream.numel() // stream.shape[-1], stream.shape[-1]
-    return Rates(whole / size, read, multiply, count, width, size, peak["host"] or 0.0, peak["device"])
+    return Rates(whole / size, read, multiply, count, width, size, peak.host, peak.device)
 
 
 def multiply_seconds(device: torch.device) -> float:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
-from torch import nn
 
-from corp_cli.measure.macs import count_macs, count_module
+from corp_cli.measure.macs import count_module
 from corp_cli.models.attention.plain import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
-from corp_cli.models.loading import ModelSpec, parameters, skeleton
-from corp_cli.models.resize import MlpSizes, PrunedSizes, resize
+from corp_cli.models.counts import count, sized_skeleton
+from corp_cli.models.loading import ModelSpec
+from corp_cli.models.resize import MlpSizes, PrunedSizes
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import LEAST_TOKENS, prefix_tokens
 
@@ -82,28 +82,22 @@ def cost_of(
     tokens: int | None = None,
     merge: tuple[int, ...] = (),
 ) -> int:
-    """MACs of one image, or parameters, of the model at these sizes, counted on the meta device."""
-    model = cut_skeleton(spec, blocks, sizes, tokens, merge)
-    return count_macs(model, spec.data["input_size"]) if kind == "macs" else parameters(model)
+    """MACs of one image, or parameters, of the model at these sizes; see Budget for `tokens` and `merge`."""
+    found = count(spec, pruned_blocks(blocks, sizes, tokens, merge))
+    return found.macs if kind == "macs" else found.parameters
 
 
-def cut_skeleton(
-    spec: ModelSpec,
-    blocks: tuple[Block, ...],
-    sizes: tuple[Sizes, ...],
-    tokens: int | None = None,
-    merge: tuple[int, ...] = (),
-) -> nn.Module:
-    """The model at these sizes, on the meta device; see Budget for `tokens` and `merge`."""
-    model = skeleton(spec)
+def pruned_blocks(
+    blocks: tuple[Block, ...], sizes: tuple[Sizes, ...], tokens: int | None = None, merge: tuple[int, ...] = ()
+) -> dict[str, PrunedSizes]:
+    """block name → what it is built from at these sizes."""
     pruned = {b.name: _pruned_sizes(b, s) for b, s in zip(blocks, sizes, strict=True)}
     for i, block in enumerate(blocks):
         if any(merge[: i + 1]):
             pruned[block.name] = replace(pruned[block.name], merge=merge[i])
     if tokens is not None:
         pruned[blocks[-1].name] = replace(pruned[blocks[-1].name], tokens=tokens)
-    resize(model, pruned)
-    return model
+    return pruned
 
 
 def _pruned_sizes(block: Block, sizes: Sizes) -> PrunedSizes:
@@ -149,7 +143,7 @@ def mac_costs(spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...
 
     Attention is quadratic in the tokens, the MLP linear; that of a last block that updates some sees only those.
     """
-    model = cut_skeleton(spec, blocks, base, unread)
+    model = sized_skeleton(spec, pruned_blocks(blocks, base, unread))
     stream = tokens(model, torch.empty(1, *spec.data["input_size"], device="meta"))
     whole, width = stream.shape[1:]
     points = whole, whole // 2, whole // 4
