@@ -25,7 +25,7 @@ from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec, skeleton
 from corp_cli.pipeline import prune
-from corp_cli.report.report import Report
+from corp_cli.report.schema import Report
 from corp_cli.sizes import latency, plan
 from corp_cli.sizes.budget import (
     Choice,
@@ -42,6 +42,7 @@ from corp_cli.sizes.plan import SizePlan, best_plan
 from corp_cli.sizes.plan_file import plan_text, read_plan
 from corp_cli.sizes.target import merges_tokens, updated_tokens
 from tests.support import variants
+from tests.support.figures import known
 from tests.support.variants import SMALL
 
 SPEC = ModelSpec("deit_tiny_patch16_224", SMALL, {"input_size": [3, 32, 32]})
@@ -178,12 +179,12 @@ def run(sparsity: SparsityConfig, folder: Path | None = None) -> PruneConfig:
 
 def test_a_budget_is_met_and_its_plan_can_be_given_back(tmp_path: Path) -> None:
     first = prune(run(SparsityConfig(macs=0.4, curve_images=32)), tmp_path).report
-    assert 39 < first.size["removed_percent"]["macs"] < 45
-    assert first.size["removed_percent"]["macs"] >= 40
-    assert first.sparsity["predicted_kl"] > 0
+    assert 39 < first.size.removed_percent.macs < 45
+    assert first.size.removed_percent.macs >= 40
+    assert known(first.sparsity.predicted_kl) > 0
     again = prune(run(SparsityConfig(plan=str(tmp_path / "plan.yaml")))).report
-    assert [block["pruned"] for block in again.blocks] == [block["pruned"] for block in first.blocks]
-    assert again.evaluation["pruned"]["kl"] == first.evaluation["pruned"]["kl"]
+    assert [block.pruned for block in again.blocks] == [block.pruned for block in first.blocks]
+    assert again.evaluation.pruned.kl == first.evaluation.pruned.kl
 
 
 @pytest.mark.parametrize(
@@ -251,11 +252,11 @@ def test_a_budget_that_only_the_strongest_merging_meets_is_met() -> None:
 
 def test_tokens_that_the_head_never_reads_are_left_alone_in_the_last_block() -> None:
     report = prune(run(SparsityConfig(macs=0.5, curve_images=32))).report
-    assert report.sparsity["last_block_tokens"] == 1
-    assert report.sparsity["merged_tokens"][-1] == 0
+    assert report.sparsity.last_block_tokens == 1
+    assert known(report.sparsity.merged_tokens)[-1] == 0
     whole = prune(run(SparsityConfig(macs=0.5, curve_images=32, skip_unread=False))).report
-    assert whole.sparsity["last_block_tokens"] is None
-    assert whole.sparsity["predicted_kl"] > report.sparsity["predicted_kl"]
+    assert whole.sparsity.last_block_tokens is None
+    assert known(whole.sparsity.predicted_kl) > known(report.sparsity.predicted_kl)
 
 
 @pytest.mark.parametrize(
@@ -296,9 +297,9 @@ def test_a_latency_budget_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(latency, "pass_seconds", seconds)
     asked = SparsityConfig(latency=0.4, curve_images=32, latency_batch_size=5, latency_dtype="bfloat16")
     report = prune(run(asked)).report
-    assert 39 < report.size["removed_percent"]["macs"] < 48
-    expected = report.size["dense"]["macs"] / report.size["pruned"]["macs"]
-    assert report.sparsity["predicted_speedup"] == pytest.approx(expected, rel=0.05)
+    assert 39 < report.size.removed_percent.macs < 48
+    expected = report.size.dense.macs / report.size.pruned.macs
+    assert report.sparsity.predicted_speedup == pytest.approx(expected, rel=0.05)
     with pytest.raises(CorpError, match=r"sparsity\.latency=0\.97 cannot be met: at most 0\.\d+ of this model"):
         prune(run(replace(asked, latency=0.97)))
 
@@ -357,7 +358,7 @@ def test_a_bad_image_among_those_for_curves_is_left_out(tmp_path: Path) -> None:
     calibration = CalibrationConfig(path=str(tmp_path), num_images=40, max_bad=0.1, num_workers=0)
     evaluation = replace(cfg.evaluation, max_bad=0.1)  # no image is left over, so the same ones are judged on
     report = prune(replace(cfg, calibration=calibration, evaluation=evaluation)).report
-    assert report.calibration["bad"]["count"] == 1
+    assert report.calibration.bad.count == 1
     assert len([w for w in report.warnings if "of calibration.path" in w]) == 1
 
 
