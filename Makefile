@@ -18,10 +18,11 @@ test: $(VENV)/.dev  ## set up, then run all tests but the slow ones
 test-slow: $(VENV)/.dev  ## run the slow tests: every model family, the wheel, the paper's accuracy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m slow
 
-lint: $(VENV)/.dev  ## ruff (lint and format) and mypy
+lint: $(VENV)/.dev  ## ruff (lint and format), mypy, and import-linter for the layers
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 check: lint test  ## lint and test
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 
@@ -34,7 +34,8 @@ from corp_cli.prepare import (
     prepare,
     warn_near_chance,
 )
-from corp_cli.report.report import Report, make_report, write_report
+from corp_cli.report.report import make_report, write_report
+from corp_cli.report.schema import Report
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches
 from corp_cli.sizes.curves import Curve, damage_curves
@@ -48,7 +49,7 @@ UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")
 class PruneResult:
     """The pruned model, in eval mode on the device it was pruned on, and what was measured of it."""
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     report: Report
 
 

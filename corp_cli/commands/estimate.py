@@ -72,7 +72,7 @@ def measure_rates(work: Work, cfg: CalibrationConfig) -> Rates:
     with torch.inference_mode():
         stream = tokens(dense.model, image)
     count, width, peak = stream.numel() // stream.shape[-1], stream.shape[-1], peak_memory_mib(dense.device)
-    return Rates(whole / size, calibrate / size, read, count, width, size, peak["host"] or 0.0, peak["device"])
+    return Rates(whole / size, calibrate / size, read, count, width, size, peak.host, peak.device)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:

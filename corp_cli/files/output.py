@@ -17,6 +17,7 @@ from corp_cli.errors import CorpError
 if TYPE_CHECKING:
     from torch import nn
 
+CHECKPOINT = "pruned.safetensors"
 STATE = ".resume"  # in the output folder of corp prune until it is done: what an interrupted run goes on from
 MARGIN = 2**20  # for the report and Hydra's own files
 

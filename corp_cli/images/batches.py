@@ -17,7 +17,6 @@ from corp_cli.images.decode import from_tensor
 from corp_cli.images.sources import ImageSet, Sample
 from corp_cli.runtime import console
 
-NAMED = 20  # bad images that the report names
 PREFETCH = 4  # batches that every worker may have ready: evens out images that are slow to decode
 
 
@@ -48,10 +47,6 @@ class Intake:
                 f"{self.where} holds images that cannot be read, {len(self.bad)} of the first {seen}, first "
                 f"{self.bad[0]}; remove them, or allow a larger fraction with {self.key}."
             )
-
-    def facts(self) -> dict[str, object]:
-        """For the report."""
-        return {"count": len(self.bad), "first": self.bad[:NAMED]}
 
 
 def require_good(intake: Intake) -> None:

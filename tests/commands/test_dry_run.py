@@ -54,9 +54,9 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rates], None]:
 def test_sizes_and_counts_are_those_of_the_run(overrides: list[str]) -> None:
     cfg = load_config(*QUICK, *overrides)
     outlook, report = foresee(cfg), prune(cfg).report
-    assert [vars(sizes) for sizes in outlook.sizes] == [block["pruned"] for block in report.blocks]
+    assert list(outlook.sizes) == [block.pruned for block in report.blocks]
     for key, label in (("parameters", "parameters"), ("macs", "MACs")):
-        assert outlook.counts[label] == (report.size["dense"][key], report.size["pruned"][key])
+        assert outlook.counts[label] == (getattr(report.size.dense, key), getattr(report.size.pruned, key))
     assert outlook.seconds.keys() <= report.stage_seconds.keys()
     assert all(value >= 0 and math.isfinite(value) for value in outlook.seconds.values())
     assert (outlook.peak_mib["host"] or 0) > outlook.rates.host_mib

@@ -56,7 +56,7 @@ def test_a_sweep_measures_once(tmp_path: Path, passes: list[int], cache: str) ->
         result = prune(replace(cfg, compensation=compensation))
     assert len(passes) == 2
     assert all(torch.equal(tensor, plain[name]) for name, tensor in result.model.state_dict().items())
-    assert result.report.calibration["images"] == 48
+    assert result.report.calibration.images == 48
 
 
 OTHERS = {
@@ -148,13 +148,13 @@ def test_spares_take_the_places_of_broken_images(tmp_path: Path) -> None:
     cfg.evaluation.num_images, cfg.evaluation.max_bad = None, 0.5
     report = prune(cfg).report
     calibration, evaluation = report.calibration, report.evaluation
-    assert calibration["images"] == 150
-    assert calibration["bad"]["count"] + evaluation["bad"]["count"] <= 6
-    assert calibration["bad"]["count"] > 0
-    assert all("(cannot identify image file" in said for said in calibration["bad"]["first"])
+    assert calibration.images == 150
+    assert calibration.bad.count + evaluation.bad.count <= 6
+    assert calibration.bad.count > 0
+    assert all("(cannot identify image file" in said for said in calibration.bad.first)
     assert any("cannot be read, first" in said for said in report.warnings)
-    assert evaluation["held_out"]
-    assert evaluation["images"] + evaluation["bad"]["count"] == 206 - 150 - 15  # fifteen are kept as spares
+    assert evaluation.held_out
+    assert evaluation.images + evaluation.bad.count == 206 - 150 - 15  # fifteen are kept as spares
 
 
 def test_a_cache_remembers_the_broken_images(tmp_path: Path, passes: list[int]) -> None:
@@ -165,13 +165,13 @@ def test_a_cache_remembers_the_broken_images(tmp_path: Path, passes: list[int]) 
     first, second = (prune(cfg).report.calibration for _ in range(2))
     assert len(passes) == 1
     assert first == second
-    assert first["bad"]["count"] == 3
+    assert first.bad.count == 3
 
 
 @pytest.mark.parametrize(
     ("good", "bad", "max_bad", "sentence"),
     [
-        (60, 3, 0.01, r"calibration\.path=.* 3 of the first 63.*calibration\.max_bad"),
+        (45, 3, 0.01, r"calibration\.path=.* 3 of the first 48.*calibration\.max_bad"),
         (0, 40, 1.0, "holds no image that can be read"),
     ],
 )
@@ -187,7 +187,7 @@ def test_broken_evaluation_images_are_not_scored(tmp_path: Path) -> None:
     cfg = config(tmp_path)
     cfg.evaluation.path, cfg.evaluation.num_images, cfg.evaluation.max_bad = str(tmp_path), None, 0.1
     evaluation = prune(cfg).report.evaluation
-    assert (evaluation["images"], evaluation["labelled_images"], evaluation["bad"]["count"]) == (40, 40, 4)
+    assert (evaluation.images, evaluation.labelled_images, evaluation.bad.count) == (40, 40, 4)
     cfg.evaluation.max_bad = 0.05
     with pytest.raises(CorpError, match=r"evaluation\.path=.*evaluation\.max_bad"):
         prune(cfg)
@@ -232,7 +232,7 @@ def test_preprocessing_is_overridden_printed_and_reported(tmp_path: Path, capsys
         "crop_pct": 0.5,
         "crop_mode": "squash",
     }
-    assert report.model["data"] == expected
+    assert vars(report.model.data) == expected
     assert read_manifest(tmp_path / "pruned.safetensors").model.data == expected
     assert "8x8, 1 channel, bilinear, crop_pct 0.5 (squash), mean 0.25, std 0.75" in capsys.readouterr().err
 
