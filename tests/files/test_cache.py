@@ -22,7 +22,6 @@ from corp_cli.method import calibrate as calibrate_module
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.pipeline import prune
 
-
 pytestmark = pytest.mark.usefixtures("tiny_digits")
 
 
