@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # figures are compared with those of a CPU; device=auto would take a GPU
 
 from corp_cli import commands
 from corp_cli.config.prune import PruneConfig

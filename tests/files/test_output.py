@@ -17,7 +17,6 @@ import pytest
 from corp_cli import pipeline
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
-from corp_cli.files import output
 from corp_cli.files.output import require_room, write_json, write_whole
 
 Usage = namedtuple("Usage", "total used free")
@@ -37,7 +36,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output.uuid, "uuid4", lambda: UUID(int=0))
+    monkeypatch.setattr("corp_cli.files.output.uuid.uuid4", lambda: UUID(int=0))
     (tmp_path / ".a.json.000000000000.partial").symlink_to("/dev/full")
     with pytest.raises(CorpError, match=r"a\.json cannot be written \(No space left on device\).*hydra\.run\.dir"):
         write_json({"a": 1}, tmp_path / "a.json")
