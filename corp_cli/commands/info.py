@@ -1,42 +1,62 @@
-"""`corp info`: what is in a checkpoint."""
+"""`corp info`: what is in a checkpoint. Imports no torch where the file says what follows from its shapes."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import asdict
+
 from rich.table import Table
 
-from corp_cli.files.checkpoint import read_manifest
-from corp_cli.measure.macs import count_macs
-from corp_cli.models.adapter import blocks_of
-from corp_cli.models.loading import parameters, skeleton
-from corp_cli.models.resize import resize
+from corp_cli.files.manifest import Counts, Manifest, read_manifest
+from corp_cli.models.spec import PrunedSizes
 from corp_cli.runtime import console
 
 
 def describe(path: str) -> None:
-    """Print architecture, preprocessing, recipe, sizes per block and MACs of a pruned checkpoint.
+    """Print architecture, preprocessing, recipe, sizes per block and MACs of a pruned checkpoint, from its manifest.
 
-    Reads the manifest alone and builds the model on the meta device. Raises CorpError for another file.
+    Raises CorpError for another file.
     """
     manifest = read_manifest(path)
-    dense, pruned = skeleton(manifest.model), skeleton(manifest.model)
-    resize(pruned, manifest.blocks)
-    input_size = manifest.model.data["input_size"]
+    counts = manifest.counts or _count(path, manifest)
+    names = sorted(counts.blocks, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
     table = Table("block", "mlp", "qk", "vo", "heads", title=f"{manifest.model.name} (kept of dense)")
-    for old, new in zip(blocks_of(dense), blocks_of(pruned), strict=True):
-        pairs = ((getattr(new.sizes, g), getattr(old.sizes, g)) for g in ("mlp", "qk", "vo", "heads"))
-        table.add_row(old.name, *(f"{left} of {of}" if left != of else f"{of}" for left, of in pairs))
-    merged = [sizes.merge or 0 for sizes in manifest.blocks.values()]
+    pruned = [manifest.blocks.get(name, PrunedSizes()) for name in names]
+    for name, sizes in zip(names, pruned, strict=True):
+        dense = asdict(counts.blocks[name])
+        kept = {**dense, **sizes.units()}
+        cells = (f"{kept[g]} of {of}" if kept[g] != of else f"{of}" for g, of in dense.items())
+        table.add_row(_shown(name), *cells)
+    merged = [sizes.merge or 0 for sizes in pruned]
     out = console.out()
     out.print(table)
+    sparsity = manifest.recipe.get("sparsity")
     for label, value in (
-        ("parameters", f"{parameters(pruned):,} of {parameters(dense):,}"),
-        ("MACs", f"{count_macs(pruned, input_size):,} of {count_macs(dense, input_size):,}"),
+        ("parameters", f"{counts.pruned.parameters:,} of {counts.dense.parameters:,}"),
+        ("MACs", f"{counts.pruned.macs:,} of {counts.dense.macs:,}"),
         *([("merged tokens", f"{sum(merged)}, by block {', '.join(map(str, merged))}")] if any(merged) else []),
         ("input", ", ".join(f"{key} {value}" for key, value in manifest.model.data.items())),
         ("arguments", ", ".join(f"{key}={value}" for key, value in manifest.model.args.items())),
-        ("recipe", manifest.recipe["recipe"]),
-        ("sparsity", ", ".join(f"{k}={v}" for k, v in manifest.recipe["sparsity"].items() if v is not None)),
+        ("recipe", manifest.recipe.get("recipe")),
+        ("sparsity", ", ".join(f"{k}={v}" for k, v in _items(sparsity) if v is not None)),
         ("dense weights", f"sha256 {manifest.dense_sha256}"),
         ("written by", ", ".join(f"{package} {version}" for package, version in manifest.versions.items())),
     ):
-        out.print(f"{label:<14} {value}", markup=False)
+        out.print(f"{label:<14} {_shown(value)}", markup=False)
+
+
+def _items(value: object) -> list[tuple[object, object]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _shown(value: object) -> str:
+    """`value` without the characters that a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in str(value))
+
+
+def _count(path: str, manifest: Manifest) -> Counts:
+    """The counts that files of format versions 1 to 3 do not hold."""
+    from corp_cli.files.checkpoint import building, count
+
+    with building(path, manifest):
+        return count(manifest)

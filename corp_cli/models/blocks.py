@@ -6,8 +6,10 @@ The stages read and write these; they never touch timm. Rows of q, k, v are head
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor  # corp info reads sizes, and should not wait for torch
 
 GROUPS = ("mlp", "qk", "vo", "heads")
 ATTENTION_GROUPS = ("qk", "vo", "heads")
