@@ -15,10 +15,11 @@ demo: $(VENV)/.demo  ## set up, then prune the bundled vision transformer on the
 test: $(VENV)/.dev  ## set up, then run all tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
-lint: $(VENV)/.dev  ## ruff (lint and format) and mypy
+lint: $(VENV)/.dev  ## ruff (lint and format), mypy, and import-linter for the layers
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 check: lint test  ## lint and test
 

@@ -1,44 +1,46 @@
-"""prune(cfg): calibrate → rank → compensate → export. Read this first."""
+"""prune(cfg): prepare → calibrate → rank → sizes → keep → compensate → judge → export → report. Read this first."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from corp_cli.config.prune import CompensationConfig, PruneConfig
+from corp_cli.config.prune import CompensationConfig, EvaluationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import require_packages
 from corp_cli.export.write import export, export_formats, make_manifest
-from corp_cli.files.cache.blocks import has_room, make_progress
-from corp_cli.files.cache.measured import measure_statistics
-from corp_cli.files.output import require_room, size_in_bytes
-from corp_cli.images.sources import expand
+from corp_cli.files.cache.cache import Cache, cached_blocks, cached_curves, cached_statistics, opened
+from corp_cli.files.output import require_room, size_in_bytes, write_whole
 from corp_cli.measure.judge import Findings, judge
+from corp_cli.method.calibrate import calibrate, require_tokens
 from corp_cli.method.compensate import Errors, compensate
-from corp_cli.method.rank import Context, Plan, keep, rank
+from corp_cli.method.keep import keep
+from corp_cli.method.rank import RankerArgs, Scores, rank
 from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.statistics import Statistics
-from corp_cli.models.adapter import blocks_of
+from corp_cli.models.blocks import Sizes
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
 from corp_cli.prepare import (
-    Inputs,
+    Work,
     calibration_batches,
+    curve_batches,
     evaluation_batches,
-    first_images,
-    load_inputs,
+    first_batch,
+    prepare,
     warn_near_chance,
 )
-from corp_cli.report.gate import require_labels
-from corp_cli.report.report import Report, make_report, write_report
+from corp_cli.report.report import make_report, write_report
+from corp_cli.report.schema import Report
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches
-from corp_cli.sizes.budget import Budget
-from corp_cli.sizes.plan import SizePlan, choose_sizes, make_target, write_plan
+from corp_cli.sizes.curves import Curve, damage_curves
+from corp_cli.sizes.plan import MeasureCurves, SizePlan, choose_sizes
+from corp_cli.sizes.plan_file import PLAN, plan_text
 
 UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")
 
@@ -47,95 +49,140 @@ UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")
 class PruneResult:
     """The pruned model, in eval mode on the device it was pruned on, and what was measured of it."""
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     report: Report
 
 
 @torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in
-def prune(
-    cfg: PruneConfig,
-    output_dir: str | PathLike[str] | None = None,
-    cache: Path | None = None,
-    state: Path | None = None,
-) -> PruneResult:
+def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None, cache: Cache | None = None) -> PruneResult:
     """Prune one model as `cfg` says; write pruned.safetensors, report.json and plan.yaml to `output_dir` if given.
 
-    cache: a folder where statistics and damage curves are kept for further runs, unless calibration.cache says.
-    state: a folder where all that is done is kept, and found by the same run when it is begun again.
+    cache: where statistics, damage curves and compensated blocks are kept and found again, besides calibration.cache.
     Raises CorpError for anything that the user can put right.
     """
     folder = None if output_dir is None else Path(output_dir)
     watch, warnings = Stopwatch(), collect_warnings()
     with watch("load"):
-        inputs, target = prepare(cfg, folder)
-        state = state if state and has_room(state, inputs.blocks) else None
-        cache = expand(cfg.calibration.cache) if cfg.calibration.cache else cache or state
-    dense, blocks = inputs.dense, inputs.blocks
+        work = prepare_run(cfg, folder)
+        dense, blocks, images = work.dense.model, work.dense.blocks, work.images
+        sets = images.calibration, images.spares
+        cache = opened(cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups)
     with watch("calibrate"):
-        statistics = measure_statistics(inputs, cfg, cache)
+        statistics = cached_statistics(cache, work.dense, images.calibrated, lambda: measure_statistics(work, cfg))
+        require_tokens(blocks, statistics, images.calibrated.good, cfg.compensation)
     with watch("rank"):
-        context = Context.seeded(cfg.seed, cfg.compensation.ridge_lambda)
-        scores = rank(dense, blocks, statistics, inputs.groups, cfg.ranker, context)
+        args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda)
+        scores = rank(dense, blocks, statistics, work.groups, cfg.ranker, args)
     with watch("plan"):
-        plan = choose_sizes(target, inputs, cfg, statistics, scores, cache)
+        plan = choose_sizes(work.target, cfg.sparsity.rounds, curves_of(work, cfg, statistics, scores, cache))
         kept = tuple(keep(*each) for each in zip(scores, blocks, plan.sizes, strict=True))
     with watch("compensate"):
-        dropped, _ = compensate(dense, blocks, statistics, kept, UNCOMPENSATED)
-        spare_tokens(dropped, plan.merge, plan.tokens)
-        pruned, errors = repair(inputs, cfg, statistics, plan, kept, state)
+        uncompensated, _ = compensate(dense, blocks, statistics, kept, UNCOMPENSATED)
+        if cfg.compensation.propagate == "none" or cannot_walk(dense):
+            pruned, errors = compensate(dense, blocks, statistics, kept, cfg.compensation)
+        else:
+            pruned, errors = compensate_along_the_stream(work, cfg, plan, cache)
+        for model in (uncompensated, pruned):
+            spare_tokens(model, plan.merge, plan.updated_tokens)
     with watch("evaluate"):
-        models = {"dense": dense, "uncompensated": dropped, "pruned": pruned}
-        found, probe = halving_batches(lambda c: examine(models, inputs, c), cfg, "evaluation")
+        models = {"dense": dense, "uncompensated": uncompensated, "pruned": pruned}
+        found, probe = halving_batches(lambda c: examine(models, work, c), cfg.evaluation, "evaluation")
     with watch("export"):
-        manifest, files = make_manifest(dense, pruned, inputs.spec, cfg), None
+        manifest, files = make_manifest(dense, pruned, work.dense.spec, cfg), None
         if folder:
             export(pruned, manifest, folder, probe)
-            files = export_formats(pruned, manifest, inputs, cfg, folder)
-    report = make_report(cfg, inputs, manifest, blocks_of(pruned), errors, found, plan, files, watch.seconds, warnings)
+            files = export_formats(pruned, manifest, images, cfg, folder)
+    report = make_report(cfg, work, manifest, pruned, errors, found, plan, files, watch.seconds, warnings)
     if folder:
-        write_plan(plan, blocks, folder)
+        write_whole(folder / PLAN, lambda file: file.write(plan_text(plan, blocks)))
         write_report(report, folder)
     return PruneResult(pruned, report)
 
 
-def prepare(cfg: PruneConfig, folder: Path | None) -> tuple[Inputs, SizePlan | Budget]:
-    """What the run works on, and what it is to reach. Raises CorpError for all that can be known before long work."""
+def prepare_run(cfg: PruneConfig, folder: Path | None) -> Work:
+    """What the run works on. Raises CorpError for all that can be known before long work, room for files included."""
     if cfg.dry_run:
         raise CorpError(
             "dry_run=true is for the command corp prune; from Python, see corp_cli.commands.dry_run.foresee."
         )
     require_packages(cfg.export)
-    inputs = load_inputs(cfg)
-    require_labels(cfg.gate, inputs.evaluation.labelled)
-    target = make_target(inputs, cfg)
+    work = prepare(cfg)
     if folder:
-        require_room(folder, size_in_bytes(inputs.dense))
-    return inputs, target
+        require_room(folder, size_in_bytes(work.dense.model))
+    return work
 
 
-def repair(
-    inputs: Inputs, cfg: PruneConfig, statistics: Statistics, plan: SizePlan, kept: Plan, state: Path | None
-) -> tuple[nn.Module, Errors]:
-    """One-shot from the statistics of the dense model, or block by block on the stream of the blocks before."""
-    dense, blocks = inputs.dense, inputs.blocks
-    if cfg.compensation.propagate == "none" or cannot_walk(dense):
-        pruned, errors = compensate(dense, blocks, statistics, kept, cfg.compensation)
-    else:
-        progress = make_progress(state, inputs, cfg, plan)
-        pruned, errors = halving_batches(
-            lambda c: compensate_sequentially(
-                dense, blocks, plan, calibration_batches(inputs, c), inputs.groups, c, inputs.device, progress
-            ),
-            cfg,
-            "calibration",
-        )
-    spare_tokens(pruned, plan.merge, plan.tokens)
-    return pruned, errors
+def measure_statistics(work: Work, cfg: PruneConfig) -> Statistics:
+    """Statistics of every block on the calibration images."""
+    dense = work.dense
+    return halving_batches(
+        lambda c: calibrate(
+            dense.model, dense.blocks, calibration_batches(work.images, dense, c, cfg.seed), work.groups, dense.device
+        ),
+        cfg.calibration,
+        "calibration",
+    )
 
 
-def examine(models: dict[str, nn.Module], inputs: Inputs, cfg: PruneConfig) -> tuple[Findings, Tensor]:
+def curves_of(
+    work: Work, cfg: PruneConfig, statistics: Statistics, scores: tuple[Scores, ...], cache: Cache
+) -> MeasureCurves:
+    """Damage curves as a budget asks for them: from the cache, or measured on some of the calibration images."""
+    dense, count, settings = work.dense, cfg.sparsity.curve_images, cfg.compensation
+
+    def curves(context: tuple[Sizes, ...], anchors: tuple[float, ...], wanted: list[tuple[int, str]]) -> list[Curve]:
+        def measure() -> list[Curve]:
+            batches = list(curve_batches(work.images, dense, count, cfg.calibration, cfg.seed))
+            return damage_curves(
+                dense.model, dense.blocks, statistics, scores, context, anchors, wanted, batches, settings
+            )
+
+        parts = {
+            "ranker": asdict(cfg.ranker),
+            "compensation": {key: getattr(settings, key) for key in ("mlp", "qk", "vo", "ridge_lambda")},
+            "images": [count, cfg.seed],
+            "context": [asdict(sizes) for sizes in context],
+            "anchors": anchors,
+            "wanted": wanted,
+        }
+        return cached_curves(cache, parts, measure)
+
+    return curves
+
+
+def compensate_along_the_stream(work: Work, cfg: PruneConfig, plan: SizePlan, cache: Cache) -> tuple[nn.Module, Errors]:
+    """Block by block: every block is calibrated, ranked and compensated anew behind those before it."""
+    dense = work.dense
+    parts = {
+        "ranker": asdict(cfg.ranker),
+        "compensation": asdict(cfg.compensation),
+        "seed": cfg.seed,
+        "sizes": [asdict(sizes) for sizes in plan.sizes],
+        "merge": plan.merge,
+    }
+    return halving_batches(
+        lambda c: compensate_sequentially(
+            dense.model,
+            dense.blocks,
+            plan.sizes,
+            plan.merge,
+            work.groups,
+            calibration_batches(work.images, dense, c, cfg.seed),
+            cfg.ranker,
+            cfg.compensation,
+            RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda),
+            dense.device,
+            cached_blocks(cache, parts),
+        ),
+        cfg.calibration,
+        "calibration",
+    )
+
+
+def examine(models: dict[str, nn.Module], work: Work, cfg: EvaluationConfig) -> tuple[Findings, Tensor]:
     """(what is found of the models on the evaluation images, the batch that they were timed on)."""
-    probe = first_images(inputs, cfg.evaluation.batch_size)
-    found = judge(models, evaluation_batches(inputs, cfg), probe, cfg.evaluation.throughput_batches)
-    warn_near_chance(found.evaluations["dense"].top1, found.labelled_images, inputs.spec.args["num_classes"])
+    dense, images = work.dense, work.images
+    probe = first_batch(images.evaluation, cfg.batch_size, dense.spec, dense.device)
+    found = judge(models, evaluation_batches(images, dense, cfg), probe, cfg.throughput_batches)
+    warn_near_chance(found.evaluations["dense"].top1, found.labelled_images, dense.spec.args["num_classes"])
     return found, probe

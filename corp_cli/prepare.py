@@ -8,52 +8,67 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from corp_cli.config.gate import LimitsConfig
 from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, PruneConfig
 from corp_cli.errors import CorpError
-from corp_cli.images.batches import Intake, batches, choose, resolve_device
+from corp_cli.images.batches import Intake, batches, choose, require_good, resolve_device
 from corp_cli.images.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.images.sources import ImageSet, is_timm_name, read_images
-from corp_cli.method.rank import check_supported
 from corp_cli.models.adapter import blocks_of
-from corp_cli.models.blocks import Block
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.datasets import read_dataset
+from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.loading import ModelSpec, load_dense
 from corp_cli.models.preprocess import class_names, describe, eval_transform, wordnet_classes
 from corp_cli.models.streams import cannot_walk, keeps_grid, tokens
 from corp_cli.runtime import console
+from corp_cli.sizes.target import Target, make_target
+from corp_cli.sizes.uniform import check_supported
 
 HELD_OUT_IMAGES = 1024  # judged when no evaluation set is named
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What a run works on: the dense model and its images."""
+class Images:
+    """The images that a run calibrates on and judges by, and what came of reading them."""
 
-    device: torch.device
-    dense: nn.Module
-    spec: ModelSpec
-    blocks: tuple[Block, ...]
-    groups: frozenset[str]  # those to prune
-    skipped: list[str]
     calibration: ImageSet
     spares: ImageSet  # take the places of calibration images that cannot be read
     evaluation: ImageSet
     held_out: bool  # no evaluation image was calibrated on
-    calibrated: Intake  # what came of reading the calibration images
-    evaluated: Intake  # and the evaluation images
+    calibrated: Intake
+    evaluated: Intake
 
 
-def load_inputs(cfg: PruneConfig) -> Inputs:
-    """The dense model on its device, the groups to prune, and the images. Fails before any long work."""
+@dataclass(frozen=True)
+class Work:
+    """What a run works on, and what it is to reach."""
+
+    dense: LoadedModel
+    groups: frozenset[str]  # those to prune
+    skipped: list[str]  # what is left alone, and why
+    images: Images
+    target: Target
+
+
+def prepare(cfg: PruneConfig) -> Work:
+    """The dense model on its device, the images, and the target. Raises CorpError for all that can be known now."""
     device = resolve_device(cfg.device)
     everything = calibration_images(cfg)
-    dense, spec = load_dense(cfg.model, cfg.data)
+    model, spec = load_dense(cfg.model, cfg.data)
     console.err().print(f"corp: images are seen at {describe(spec.data)}", style="dim", markup=False)
-    blocks = blocks_of(dense)
-    groups, skipped = check_supported(blocks, cfg.sparsity)
-    check_walk(dense, cfg, spec)
-    head, path = head_of(dense), evaluation_path(cfg)
+    dense = LoadedModel(model, spec, blocks_of(model))
+    groups, skipped = check_supported(dense.blocks, cfg.sparsity)
+    check_walk(dense, cfg)
+    images = choose_images(everything, cfg, head_of(model))
+    model.to(device)
+    require_labels(cfg.gate, images.evaluation.labelled)
+    return Work(dense, groups, skipped, images, make_target(dense, groups, cfg.sparsity))
+
+
+def choose_images(everything: ImageSet, cfg: PruneConfig, head: Head) -> Images:
+    """Images to calibrate on out of `everything`, and those to judge by: as asked for, or what is left over."""
+    path = evaluation_path(cfg)
     if path is None:  # images left over are judged on; what their folders mean depends on all of the folders
         everything = labelled(everything, cfg.evaluation, head)
     calibration, rest = choose(everything, cfg.calibration.num_images, cfg.seed)
@@ -69,25 +84,23 @@ def load_inputs(cfg: PruneConfig) -> Inputs:
         evaluation, held_out = (rest, True) if len(rest) else (calibration, False)
         evaluation, _ = choose(evaluation, cfg.evaluation.num_images or HELD_OUT_IMAGES, cfg.seed)
     evaluated = intake_of(evaluation, cfg.evaluation, "evaluation")
-    return Inputs(
-        device,
-        dense.to(device),
-        spec,
-        blocks,
-        groups,
-        skipped,
-        calibration,
-        spares,
-        evaluation,
-        held_out,
-        calibrated,
-        evaluated,
-    )
+    return Images(calibration, spares, evaluation, held_out, calibrated, evaluated)
+
+
+def require_labels(limits: LimitsConfig, labelled: bool) -> None:
+    """Raise CorpError where a limit needs labels and there are none."""
+    for key in ("max_top1_drop", "max_top5_drop"):
+        if key in limits.limits() and not labelled:
+            raise CorpError(
+                f"gate.{key} needs labels and the evaluation images have none; judge it on images with labels "
+                "(evaluation.path, evaluation.labels)."
+            )
 
 
 @torch.inference_mode()
-def check_walk(dense: nn.Module, cfg: PruneConfig, spec: ModelSpec) -> None:
+def check_walk(loaded: LoadedModel, cfg: PruneConfig) -> None:
     """Warn where the repair cannot go block by block. Raises CorpError for what would have to."""
+    dense = loaded.model
     why, budget = cannot_walk(dense), cfg.sparsity.budget()
     if why and budget:
         raise CorpError(
@@ -103,7 +116,7 @@ def check_walk(dense: nn.Module, cfg: PruneConfig, spec: ModelSpec) -> None:
     if why and sequential:
         console.warn(f"{why}, so all blocks are repaired at once, as with compensation.propagate=none.")
     elif sequential or budget:
-        tokens(dense, torch.zeros(1, *spec.data["input_size"]))  # of a size that the model is built for?
+        tokens(dense, torch.zeros(1, *loaded.spec.data["input_size"]))  # of a size that the model is built for?
 
 
 def intake_of(images: ImageSet, cfg: CalibrationConfig | EvaluationConfig, group: str) -> Intake:
@@ -171,38 +184,40 @@ def labelled(images: ImageSet, cfg: EvaluationConfig, head: Head) -> ImageSet:
 # --- batches --------------------------------------------------------------------------------------------------
 
 
-def calibration_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[Tensor]:
+def calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
     """Preprocessed calibration images, with a progress bar; spares take the places of those that cannot be read."""
-    total = len(inputs.calibration)
-    yield from console.track(_calibration_batches(inputs, cfg), "calibrate", total, cfg.calibration.batch_size)
-    require_good(inputs.calibrated)
+    total = len(images.calibration)
+    yield from console.track(_calibration_batches(images, dense, cfg, seed), "calibrate", total, cfg.batch_size)
+    require_good(images.calibrated)
 
 
-def _calibration_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[Tensor]:
-    inputs.calibrated.restart()
-    images, spares, wanted = inputs.calibration, inputs.spares, len(inputs.calibration)
-    transform, pin = eval_transform(inputs.spec.data), inputs.device.type == "cuda"
-    while len(images):
-        size, workers = cfg.calibration.batch_size, cfg.calibration.num_workers
-        for pixels, _ in batches(images, transform, size, workers, pin, inputs.calibrated):
-            yield pixels.to(inputs.device, non_blocking=True)
-        images, spares = choose(spares, wanted - inputs.calibrated.good, cfg.seed)
+def _calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
+    images.calibrated.restart()
+    chosen, spares, wanted = images.calibration, images.spares, len(images.calibration)
+    transform, device = eval_transform(dense.spec.data), dense.device
+    while len(chosen):
+        pin = device.type == "cuda"
+        for pixels, _ in batches(chosen, transform, cfg.batch_size, cfg.num_workers, pin, images.calibrated):
+            yield pixels.to(device, non_blocking=True)
+        chosen, spares = choose(spares, wanted - images.calibrated.good, seed)
 
 
-def curve_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[Tensor]:
-    """The first `sparsity.curve_images` of the calibration images that can be read, preprocessed."""
-    few, _ = choose(inputs.calibration, cfg.sparsity.curve_images, cfg.seed)
+def curve_batches(
+    images: Images, dense: LoadedModel, count: int, cfg: CalibrationConfig, seed: int
+) -> Iterator[Tensor]:
+    """The first `count` of the calibration images that can be read, preprocessed."""
+    few, _ = choose(images.calibration, count, seed)
     intake = Intake(few.source, "", len(few))  # calibration has judged the bad ones
-    transform = eval_transform(inputs.spec.data)
-    for pixels, _ in batches(few, transform, cfg.calibration.batch_size, cfg.calibration.num_workers, intake=intake):
-        yield pixels.to(inputs.device)
+    transform = eval_transform(dense.spec.data)
+    for pixels, _ in batches(few, transform, cfg.batch_size, cfg.num_workers, intake=intake):
+        yield pixels.to(dense.device)
     if intake.good == 0:
         raise CorpError(f"None of the {len(few)} images for damage curves can be read; raise sparsity.curve_images.")
 
 
-def evaluation_batches(inputs: Inputs, cfg: PruneConfig) -> Iterator[tuple[Tensor, Tensor]]:
+def evaluation_batches(images: Images, dense: LoadedModel, cfg: EvaluationConfig) -> Iterator[tuple[Tensor, Tensor]]:
     """Preprocessed evaluation images and their labels, with a progress bar."""
-    return tracked_batches(inputs.evaluation, cfg.evaluation, inputs.spec, inputs.device, inputs.evaluated)
+    return tracked_batches(images.evaluation, cfg, dense.spec, dense.device, images.evaluated)
 
 
 def tracked_batches(
@@ -217,20 +232,6 @@ def tracked_batches(
     require_good(intake)
 
 
-def require_good(intake: Intake) -> None:
-    """Say how many images could not be read. Raises CorpError when that was all of them."""
-    if intake.good == 0:
-        raise CorpError(f"{intake.where} holds no image that can be read, first {intake.bad[0]}; give other images.")
-    warn_unread(intake)
-
-
-def warn_unread(intake: Intake) -> None:
-    """Say how many images could not be read, if any."""
-    if intake.bad:
-        total = intake.good + len(intake.bad)
-        console.warn(f"{len(intake.bad)} of {total} images of {intake.where} cannot be read, first {intake.bad[0]}.")
-
-
 def warn_near_chance(top1: float | None, images: int, num_classes: int) -> None:
     """Say so where a dense model guesses: then the labels are probably not the model's classes."""
     if top1 is not None and (warning := near_chance(top1, images, num_classes)):
@@ -243,8 +244,3 @@ def first_batch(images: ImageSet, count: int, spec: ModelSpec, device: torch.dev
     for pixels, _ in batches(images, eval_transform(spec.data), count, 0, intake=intake):
         return pixels.to(device)
     raise CorpError(f"{images.source} holds no image that can be read, first {intake.bad[0]}; give other images.")
-
-
-def first_images(inputs: Inputs, count: int) -> Tensor:
-    """The first `count` evaluation images, on the device."""
-    return first_batch(inputs.evaluation, count, inputs.spec, inputs.device)

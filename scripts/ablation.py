@@ -18,7 +18,7 @@ import time
 
 from corp_cli import load_config, prune
 from corp_cli.config.prune import PruneConfig
-from corp_cli.report.report import Report
+from corp_cli.report.schema import Report
 
 # ingredient → overrides that take it away from, or add it to, recipe=best at joint .5
 INGREDIENTS = {
@@ -118,14 +118,15 @@ def line(name: str, seed: str, reports: list[Report], seconds: float | None = No
     """One row: a report, or the mean of several with the standard deviation of top-1 and KL."""
 
     def mean(key: str) -> float:
-        return statistics.mean(r.evaluation["pruned"][key] for r in reports)
+        return statistics.mean(getattr(r.evaluation.pruned, key) for r in reports)
 
     def spread(key: str, digits: int) -> str:
-        return f" +- {statistics.stdev(r.evaluation['pruned'][key] for r in reports):.{digits}f}" if reports[1:] else ""
+        found = [getattr(r.evaluation.pruned, key) for r in reports]
+        return f" +- {statistics.stdev(found):.{digits}f}" if reports[1:] else ""
 
-    predicted = [r.sparsity["predicted_kl"] for r in reports]
-    expected = "" if None in predicted else f"{statistics.mean(predicted):.3f}"
-    macs = statistics.mean(r.size["pruned"]["macs"] for r in reports) / 1e9
+    predicted = [r.sparsity.predicted_kl for r in reports if r.sparsity.predicted_kl is not None]
+    expected = f"{statistics.mean(predicted):.3f}" if predicted else ""
+    macs = statistics.mean(r.size.pruned.macs for r in reports) / 1e9
     # Images left over from calibration are there to choose settings by, not to report accuracy on.
     judged = all(r.config["evaluation"]["path"] for r in reports)
     top1 = f"{mean('top1'):.1f}{spread('top1', 1)}" if judged else "-"

@@ -12,7 +12,8 @@ from corp_cli import load_pruned
 from corp_cli.cli.main import main
 from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.export import write as export_stage
-from corp_cli.export.write import CHECKPOINT, UNVERIFIED, read_back_difference
+from corp_cli.export.write import UNVERIFIED, read_back_difference
+from corp_cli.files.output import CHECKPOINT
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import prune
 from tests.support.typed import UNTIMED

@@ -22,9 +22,11 @@ from corp_cli.config.prune import (
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, read_manifest, weights_sha256
 from corp_cli.method.rank import RANKERS
+from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import PruneResult, prune
-from corp_cli.report.report import SCHEMA_VERSION
+from corp_cli.report.schema import SCHEMA_VERSION, Removed
+from tests.support.figures import known
 from tests.support.recipes import PAPER, PAPER_COMPENSATION
 from tests.support.variants import logits, require_same
 
@@ -49,10 +51,14 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[PruneResult, Path]:
 def test_default_run_keeps_the_digits(half: tuple[PruneResult, Path]) -> None:
     """Held-out digits: the dense model is right, and compensation brings back most of what cutting half costs."""
     evaluation = half[0].report.evaluation
-    assert evaluation["held_out"]
-    assert evaluation["dense"]["top1"] >= 97
-    assert evaluation["pruned"]["kl"] < 0.5 * evaluation["uncompensated"]["kl"]
-    assert evaluation["pruned"]["agreement"] > evaluation["uncompensated"]["agreement"]
+    assert evaluation.held_out
+    assert known(evaluation.dense.top1) >= 97
+    assert known(evaluation.pruned.kl) < 0.5 * known(evaluation.uncompensated.kl)
+    assert known(evaluation.pruned.agreement) > known(evaluation.uncompensated.agreement)
+
+
+def test_a_result_is_short_to_read(half: tuple[PruneResult, Path]) -> None:
+    assert repr(half[0]) == "PruneResult(report=<Report of vit_digits: -41.3% parameters, -41.2% MACs>)"
 
 
 def test_files_are_whole_and_nothing_else_is_left(half: tuple[PruneResult, Path]) -> None:
@@ -88,9 +94,9 @@ def test_same_seed_gives_the_same_bits(half: tuple[PruneResult, Path]) -> None:
 
 def test_batch_size_does_not_change_the_result(half: tuple[PruneResult, Path]) -> None:
     other = prune(config(calibration=CalibrationConfig(num_images=256, batch_size=7))).report
-    for key in ("agreement", "top1"):
-        assert other.evaluation["pruned"][key] == half[0].report.evaluation["pruned"][key]
-    assert other.evaluation["pruned"]["kl"] == pytest.approx(half[0].report.evaluation["pruned"]["kl"], rel=1e-3)
+    found, expected = other.evaluation.pruned, half[0].report.evaluation.pruned
+    assert (found.agreement, found.top1) == (expected.agreement, expected.top1)
+    assert found.kl == pytest.approx(expected.kl, rel=1e-3)
 
 
 @pytest.mark.parametrize("ranker", list(RANKERS["mlp"]))
@@ -98,7 +104,7 @@ def test_every_ranker_runs_on_every_group(ranker: str) -> None:
     sparsity = SparsityConfig(mlp=0.25, qk=0.25, vo=0.25, heads=0.4)
     names = {group: ranker if ranker in choices else "activation" for group, choices in RANKERS.items()}
     result = prune(config(ranker=RankerConfig(**names), sparsity=sparsity))
-    assert result.report.blocks[0]["pruned"] == {"mlp": 288, "qk": 24, "vo": 24, "heads": 2}
+    assert result.report.blocks[0].pruned == Sizes(mlp=288, qk=24, vo=24, heads=2)
 
 
 def test_compensations_differ_as_they_should() -> None:
@@ -107,25 +113,26 @@ def test_compensations_differ_as_they_should() -> None:
     by_mean = replace(PAPER_COMPENSATION, mlp="mean", qk="none", vo="mean")
     kinds = {"affine": PAPER_COMPENSATION, "mean": by_mean}
     reports = {name: prune(config(compensation=c, sparsity=sparsity)).report for name, c in kinds.items()}
-    assert reports["affine"].evaluation["pruned"]["kl"] < 0.5 * reports["mean"].evaluation["pruned"]["kl"]
+    closer, further = (known(reports[name].evaluation.pruned.kl) for name in ("affine", "mean"))
+    assert closer < 0.5 * further
     for affine, mean in zip(reports["affine"].blocks, reports["mean"].blocks, strict=True):
         for group in ("mlp", "vo"):
-            of_affine, of_mean = affine["reconstruction_error"][group], mean["reconstruction_error"][group]
-            assert of_affine["before"] == of_mean["before"]
-            assert of_affine["after"] < of_mean["after"] < of_mean["before"]
+            of_affine, of_mean = affine.reconstruction_error[group], mean.reconstruction_error[group]
+            assert of_affine.before == of_mean.before
+            assert of_affine.after < of_mean.after < of_mean.before
 
 
 def test_best_is_much_closer_to_the_dense_model_than_paper(half: tuple[PruneResult, Path]) -> None:
     best = prune(replace(config(), ranker=RankerConfig(), compensation=CompensationConfig(), recipe="best")).report
     paper = half[0].report
-    assert best.size["pruned"] == paper.size["pruned"]
-    assert best.evaluation["pruned"]["kl"] < 0.5 * paper.evaluation["pruned"]["kl"]
+    assert best.size.pruned == paper.size.pruned
+    assert known(best.evaluation.pruned.kl) < 0.5 * known(paper.evaluation.pruned.kl)
 
 
 def test_nothing_removed_is_the_dense_model() -> None:
     result = prune(config(sparsity=SparsityConfig(joint=0.0)))
-    assert result.report.evaluation["pruned"]["kl"] == 0
-    assert result.report.size["removed_percent"] == {"parameters": 0, "macs": 0}
+    assert result.report.evaluation.pruned.kl == 0
+    assert result.report.size.removed_percent == Removed(parameters=0, macs=0)
 
 
 def test_without_labels_fidelity_is_measured_on_images_left_over(tmp_path: Path) -> None:
@@ -135,11 +142,11 @@ def test_without_labels_fidelity_is_measured_on_images_left_over(tmp_path: Path)
         Image.new("L", (8, 8), i).save(tmp_path / f"{i}.png")
     cfg = config(calibration=CalibrationConfig(path=str(tmp_path), num_images=40, num_workers=0))
     report = prune(cfg).report
-    assert (report.calibration["images"], report.evaluation["images"]) == (40, 20)
-    assert report.evaluation["held_out"]
-    assert report.evaluation["pruned"]["top1"] is None
+    assert (report.calibration.images, report.evaluation.images) == (40, 20)
+    assert report.evaluation.held_out
+    assert report.evaluation.pruned.top1 is None
     report = prune(replace(cfg, evaluation=replace(cfg.evaluation, path=str(tmp_path), num_images=None))).report
-    assert not report.evaluation["held_out"]
+    assert not report.evaluation.held_out
 
 
 def test_a_model_without_bundled_images_asks_for_a_folder() -> None:

@@ -10,13 +10,11 @@ from corp_cli.commands.estimate import Rates, measure_rates, peak_mib, stage_sec
 from corp_cli.config.prune import PruneConfig
 from corp_cli.export.formats import require_packages
 from corp_cli.models.blocks import GROUPS, Sizes
-from corp_cli.prepare import Inputs, load_inputs
-from corp_cli.report.gate import require_labels
+from corp_cli.prepare import Work, prepare
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import plain_memory_errors
 from corp_cli.sizes.budget import Budget, matching_fraction, uniform
 from corp_cli.sizes.costs import cost_of
-from corp_cli.sizes.plan import SizePlan, make_target
 
 UNITS = {"macs": "MACs", "params": "parameters"}
 
@@ -25,8 +23,7 @@ UNITS = {"macs": "MACs", "params": "parameters"}
 class Outlook:
     """What a run would do; `sizes` are those asked for, or, under a budget, uniform ones that would meet it."""
 
-    inputs: Inputs
-    target: SizePlan | Budget
+    work: Work
     sizes: tuple[Sizes, ...]
     counts: dict[str, tuple[int, int]]  # parameters and MACs of one image: dense, pruned
     rates: Rates
@@ -39,25 +36,24 @@ def foresee(cfg: PruneConfig) -> Outlook:
     watch = console.Stopwatch()
     with watch("load"):
         require_packages(cfg.export)
-        inputs = load_inputs(cfg)
-        require_labels(cfg.gate, inputs.evaluation.labelled)
-        target = make_target(inputs, cfg)
+        work = prepare(cfg)
+    dense, target = work.dense, work.target
     sizes = uniform(target, matching_fraction(target)) if isinstance(target, Budget) else target.sizes
-    dense = tuple(block.sizes for block in inputs.blocks)
+    whole = tuple(block.sizes for block in dense.blocks)
     counts = {}
     for kind, label in (("params", "parameters"), ("macs", "MACs")):
-        before = cost_of(inputs.spec, inputs.blocks, dense, kind)
-        counts[label] = before, cost_of(inputs.spec, inputs.blocks, sizes, kind, target.tokens)
-    rates = measure_rates(inputs, cfg)
-    seconds = watch.seconds | stage_seconds(inputs, cfg, target, sizes, rates)
-    return Outlook(inputs, target, sizes, counts, rates, seconds, peak_mib(inputs, cfg, target, sizes, rates))
+        before = cost_of(dense.spec, dense.blocks, whole, kind)
+        counts[label] = before, cost_of(dense.spec, dense.blocks, sizes, kind, target.updated_tokens)
+    rates = measure_rates(work, cfg.calibration)
+    seconds = watch.seconds | stage_seconds(work, cfg, sizes, rates)
+    return Outlook(work, sizes, counts, rates, seconds, peak_mib(work, cfg, sizes, rates))
 
 
 def cuts(outlook: Outlook) -> Table:
     """Kept of dense units by group; a row for every run of blocks that are alike."""
     table = Table("blocks", *GROUPS)
     rows: list[tuple[list[str], list[str]]] = []
-    for block, sizes in zip(outlook.inputs.blocks, outlook.sizes, strict=True):
+    for block, sizes in zip(outlook.work.dense.blocks, outlook.sizes, strict=True):
         pairs = [(getattr(sizes, group), getattr(block.sizes, group)) for group in GROUPS]
         cells = [f"{kept} of {dense}" if kept != dense else f"{dense}" for kept, dense in pairs]
         if not rows or rows[-1][1] != cells:
@@ -83,28 +79,29 @@ def budget_line(budget: Budget) -> str:
 
 def lines(outlook: Outlook, cfg: PruneConfig) -> list[str]:
     """What stands below the table."""
-    inputs, rates = outlook.inputs, outlook.rates
+    work, rates, images = outlook.work, outlook.rates, outlook.work.images
     found = []
     for label, (dense, pruned) in outlook.counts.items():
         found.append(f"{label:<11} {dense:,} before, {pruned:,} after ({100 * (pruned / dense - 1):+.1f}%)")
-    if outlook.target.tokens is not None:
-        found.append(f"{'':<11} the last block updates only tokens that the head reads: {outlook.target.tokens}")
-    if isinstance(outlook.target, Budget) and outlook.target.token_costs:
+    if work.target.updated_tokens is not None:
+        found.append(f"{'':<11} the last block updates only tokens that the head reads: {work.target.updated_tokens}")
+    if isinstance(work.target, Budget) and work.target.token_costs:
         found.append(f"{'':<11} the run may merge tokens too, where that does less damage than cutting")
-    judged = "labelled" if inputs.evaluation.labelled else "without labels"
-    overlap = "none of them calibrated on" if inputs.held_out else "some or all of them calibrated on"
+    judged = "labelled" if images.evaluation.labelled else "without labels"
+    overlap = "none of them calibrated on" if images.held_out else "some or all of them calibrated on"
     stages = ", ".join(f"{name} {console.duration(value)}" for name, value in outlook.seconds.items() if value >= 0.05)
     device = outlook.peak_mib["device"]
-    on_device = "" if device is None else f", {device:,.0f} MiB on {inputs.device}"
+    on_device = "" if device is None else f", {device:,.0f} MiB on {work.dense.device}"
     return [
         *found,
-        f"{'calibration':<11} {len(inputs.calibration)} images of {inputs.calibration.source}",
-        f"{'evaluation':<11} {len(inputs.evaluation)} images of {inputs.evaluation.source}, {judged}, {overlap}",
+        f"{'calibration':<11} {len(images.calibration)} images of {images.calibration.source}",
+        f"{'evaluation':<11} {len(images.evaluation)} images of {images.evaluation.source}, {judged}, {overlap}",
         f"{'time':<11} estimate: {console.duration(sum(outlook.seconds.values()))} ({stages})",
         f"{'memory':<11} estimate: {outlook.peak_mib['host']:,.0f} MiB at the peak{on_device}",
-        *(f"{'left alone':<11} {line}" for line in inputs.skipped),
-        f"Estimates go by a forward pass timed here, {1e3 * rates.forward:.3g} ms per image on {inputs.device}. Expect "
-        "them to be off by a factor of two, by more where the machine is busy. What a cache holds already saves time.",
+        *(f"{'left alone':<11} {line}" for line in work.skipped),
+        f"Estimates go by short runs timed here: a forward pass takes {1e3 * rates.forward:.3g} ms per image on "
+        f"{work.dense.device}. Expect them to be off by a factor of two, by more where the machine is busy. What "
+        "a cache holds already saves time.",
     ]
 
 
@@ -114,8 +111,8 @@ def run(cfg: PruneConfig) -> None:
         outlook = foresee(cfg)
     out = console.out()
     out.print(f"{cfg.model.name}, {cfg.recipe} recipe: a dry run, nothing is written.", markup=False)
-    if isinstance(outlook.target, Budget):
-        out.print(budget_line(outlook.target), markup=False)
+    if isinstance(outlook.work.target, Budget):
+        out.print(budget_line(outlook.work.target), markup=False)
     out.print(cuts(outlook))
     for line in lines(outlook, cfg):
         out.print(line, markup=False)

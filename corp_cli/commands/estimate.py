@@ -1,52 +1,53 @@
-"""What a run will take, in seconds and MiB: from a timed forward pass, from shapes, and from measured factors."""
+"""What a run will take, in seconds and MiB: short runs of its stages, timed here, and shapes."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from corp_cli.config.prune import PruneConfig
+from corp_cli.config.images import CalibrationConfig
+from corp_cli.config.prune import CompensationConfig, PruneConfig, SparsityConfig
 from corp_cli.files.output import size_in_bytes
 from corp_cli.images.sources import ImageSet
-from corp_cli.measure.timing import pass_seconds
-from corp_cli.method.calibrate import accumulation_device
-from corp_cli.models.blocks import Sizes
+from corp_cli.linalg.moments import RunningMoments, select_moments
+from corp_cli.linalg.ridge import refit
+from corp_cli.measure.timing import pass_seconds, synchronize
+from corp_cli.method.calibrate import Calibration, accumulation_device
+from corp_cli.method.compensate import compensate_mlp
+from corp_cli.method.rank import RANKERS, RankerArgs
+from corp_cli.method.statistics import BlockStatistics
+from corp_cli.models.blocks import MlpWeights, Sizes
 from corp_cli.models.streams import tokens
-from corp_cli.prepare import Inputs, first_batch
+from corp_cli.pipeline import UNCOMPENSATED
+from corp_cli.prepare import Work, first_batch
 from corp_cli.runtime.environment import peak_memory_mib
 from corp_cli.sizes.budget import Budget, uniform
 from corp_cli.sizes.costs import cost_of
 from corp_cli.sizes.curves import ANCHORS, MERGED
-from corp_cli.sizes.plan import SizePlan, context_fraction
+from corp_cli.sizes.plan import context_fraction
 
-# In forward passes of the dense model per image, from CPU time on one core for DeiT-Tiny; the bundled model takes up
-# to 1.5 times as many.
-CALIBRATE = 1.7
-START = 1.1  # of sequential repair, which reads the images again
-REPAIR = 4.1
-CURVE = 0.9  # per block passed, of what the sizes around leave; without patch embedding and head
-# In products of float64 matrices as large as the MLP is wide, per block.
-OBS, UNCOMPENSATED, COMPENSATE, REFIT, CURVES = 8.6, 2.3, 3.1, 9.0, 60.0
 PROBES = 16  # images that are read to time reading
 PASS_SECONDS = 0.5  # a timed pass takes about this at most
 PASSES, MAX_SECONDS = 20, 2.0
-MATRIX = 512
+SOLVED = 512  # channels of the solves that are timed; wider ones are extrapolated
 SCATTERED = 1.5  # memory that allocators take, for what is in use
 FLOAT, DOUBLE, MIB = 4, 8, 2**20
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What this machine takes: seconds for one image, and per multiplication in float64 solves; memory so far."""
+    """What this machine takes: seconds for one image, memory so far."""
 
     forward: float  # through the dense model
+    calibrate: float  # the same, with all statistics
     read: float  # to decode and prepare it, in one process
-    multiply: float
     tokens: int  # at the first block, for one image
     width: int  # of each
     batch: int  # images in the passes that were timed
@@ -54,80 +55,131 @@ class Rates:
     device_mib: float | None  # on CUDA
 
 
-def measure_rates(inputs: Inputs, cfg: PruneConfig) -> Rates:
-    """Time reading and forward passes on a few calibration images, for a few seconds at most."""
-    few = inputs.calibration.subset(list(range(min(PROBES, len(inputs.calibration)))))
-    image = first_batch(few, PROBES, inputs.spec, inputs.device)[:1]
+def measure_rates(work: Work, cfg: CalibrationConfig) -> Rates:
+    """Time reading, forward passes and calibration on a few images, for a few seconds at most."""
+    dense, calibration = work.dense, work.images.calibration
+    few = calibration.subset(list(range(min(PROBES, len(calibration)))))
+    image = first_batch(few, PROBES, dense.spec, dense.device)[:1]
     start = time.perf_counter()
-    first_batch(few, PROBES, inputs.spec, inputs.device)  # again: the first time is not only reading
+    first_batch(few, PROBES, dense.spec, dense.device)  # again: the first time is not only reading
     read = (time.perf_counter() - start) / len(few)
-    alone = min(pass_seconds({"dense": inputs.dense}, image, 3)["dense"])
-    size = max(1, min(cfg.calibration.batch_size, int(PASS_SECONDS / alone)))
+    alone = min(pass_seconds({"dense": dense.model}, image, 3)["dense"])
+    size = max(1, min(cfg.batch_size, int(PASS_SECONDS / alone)))
     images = image.repeat(size, 1, 1, 1)
-    whole = median(pass_seconds({"dense": inputs.dense}, images, PASSES, MAX_SECONDS)["dense"])
+    whole = median(pass_seconds({"dense": dense.model}, images, PASSES, MAX_SECONDS)["dense"])
+    sums = Calibration(dense.model, dense.blocks, work.groups, dense.device)
+    calibrate = min(seconds(lambda: sums.add(images), dense.device) for _ in range(2))
     with torch.inference_mode():
-        stream = tokens(inputs.dense, image)
-    multiply, peak = multiply_seconds(inputs.device), peak_memory_mib(inputs.device)
-    count, width = stream.numel() // stream.shape[-1], stream.shape[-1]
-    return Rates(whole / size, read, multiply, count, width, size, peak["host"] or 0.0, peak["device"])
+        stream = tokens(dense.model, image)
+    count, width, peak = stream.numel() // stream.shape[-1], stream.shape[-1], peak_memory_mib(dense.device)
+    return Rates(whole / size, calibrate / size, read, count, width, size, peak.host, peak.device)
 
 
-def multiply_seconds(device: torch.device) -> float:
-    """Seconds of one multiplication in a product of float64 matrices, where the sums are kept."""
-    matrix = torch.ones(MATRIX, MATRIX, dtype=torch.float64, device=accumulation_device(device))
-    product = torch.nn.Linear(MATRIX, MATRIX, bias=False, dtype=torch.float64, device=matrix.device)
-    return median(pass_seconds({"product": product}, matrix, 3)["product"]) / MATRIX**3
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """What `work` takes."""
+    synchronize(device)
+    start = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - start
 
 
 # --- seconds --------------------------------------------------------------------------------------------------
 
 
-def stage_seconds(
-    inputs: Inputs, cfg: PruneConfig, target: SizePlan | Budget, sizes: tuple[Sizes, ...], rates: Rates
-) -> dict[str, float]:
+@dataclass(frozen=True)
+class Solves:
+    """Seconds of the solves of MLPs, summed over blocks. Those of attention are small beside them."""
+
+    rank: float = 0.0
+    drop: float = 0.0  # compensation by nothing: only errors
+    compensate: float = 0.0
+    refit: float = 0.0
+
+
+def measure_solves(work: Work, cfg: PruneConfig, outputs: int) -> Solves:
+    """Every solve on random moments, extrapolated to the width of every MLP by how it grows from a half to a whole."""
+    if "mlp" not in work.groups:
+        return Solves()
+    widths = [block.sizes.mlp for block in work.dense.blocks if block.sizes.mlp > 0]
+    largest = min(SOLVED, max(widths, default=2))
+    half, whole = (solve_seconds(work, cfg, max(2, width), outputs) for width in (largest // 2, largest))
+    total = {}
+    for name, at_whole in vars(whole).items():
+        growth = min(3.0, max(1.0, math.log2(at_whole / getattr(half, name))))
+        total[name] = sum(at_whole * (width / largest) ** growth for width in widths)
+    return Solves(**total)
+
+
+def solve_seconds(work: Work, cfg: PruneConfig, width: int, outputs: int) -> Solves:
+    """Of one MLP with `width` hidden channels."""
+    home = accumulation_device(work.dense.device)
+    generator = torch.Generator().manual_seed(0)
+    joint = RunningMoments(width + outputs, home)
+    joint.add(torch.randn(2 * (width + outputs), width + outputs, generator=generator).to(home))
+    moments = joint.result()
+    hidden, every = select_moments(moments, torch.arange(width, device=home)), torch.arange(width, device=home)
+    fc2 = torch.randn(outputs, width, generator=generator, dtype=torch.float64).to(home)
+    mlp, args = MlpWeights((fc2.T,), (None,), fc2, None), RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda)
+    ranker = RANKERS["mlp"][cfg.ranker.mlp]
+
+    def compensated(settings: CompensationConfig) -> Callable[[], object]:
+        return lambda: compensate_mlp(mlp, hidden, every[: width // 2], settings)
+
+    solves: dict[str, Callable[[], object]] = {
+        "rank": lambda: ranker(mlp, BlockStatistics(hidden=hidden), args),
+        "drop": compensated(UNCOMPENSATED),
+        "compensate": compensated(cfg.compensation),
+        "refit": lambda: refit(fc2, moments, cfg.compensation.ridge_lambda),
+    }
+    return Solves(**{name: min(seconds(solve, home) for _ in range(2)) for name, solve in solves.items()})
+
+
+def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> dict[str, float]:
     """Seconds of the long stages, by their names in the report; `sizes` are those asked for, or near the budget."""
-    cubes = rates.multiply * sum(block.sizes.mlp**3 for block in inputs.blocks if "mlp" in inputs.groups)
-    images, left, f = len(inputs.calibration), share(inputs, sizes), rates.forward
-    obs = "mlp" in inputs.groups and cfg.ranker.mlp == "obs"
-    compensate = UNCOMPENSATED * cubes
+    images, device, solves = work.images.calibration, work.dense.device, measure_solves(work, cfg, rates.width)
+    left, f, workers = share(work, sizes), rates.forward, cfg.calibration.num_workers
+    compensate = solves.drop
     if cfg.compensation.propagate == "none":
-        compensate += COMPENSATE * cubes
+        compensate += solves.compensate
     else:
-        again = feed(START * f, inputs.calibration, rates, cfg.calibration.num_workers, inputs.device)
-        compensate += images * (again + REPAIR * f) + REFIT * cubes
-    judged, evaluation = inputs.evaluation, cfg.evaluation
-    three = feed((1 + 2 * left) * f, judged, rates, evaluation.num_workers, inputs.device)
+        # Both streams go through the dense blocks, where statistics are taken, and x̂ twice through the cut ones.
+        again = feed(f, images, rates, workers, device)
+        compensate += len(images) * (again + rates.calibrate + (1 + 2 * left) * f)
+        compensate += solves.refit + solves.rank + solves.compensate
+    judged, evaluation = work.images.evaluation, cfg.evaluation
+    three = feed((1 + 2 * left) * f, judged, rates, evaluation.num_workers, device)
     timed = (evaluation.throughput_batches + 1) * min(evaluation.batch_size, len(judged)) * (1 + left) * f
+    curves = curve_seconds(work, cfg.sparsity, work.target, rates, solves) if isinstance(work.target, Budget) else 0.0
     return {
-        "calibrate": images
-        * feed(CALIBRATE * f, inputs.calibration, rates, cfg.calibration.num_workers, inputs.device),
-        "rank": OBS * cubes if obs else 0.0,
-        "plan": curve_seconds(inputs, cfg, target, rates, cubes) if isinstance(target, Budget) else 0.0,
+        "calibrate": len(images) * feed(rates.calibrate, images, rates, workers, device),
+        "rank": solves.rank,
+        "plan": curves,
         "compensate": compensate,
         "evaluate": len(judged) * three + (timed if evaluation.throughput_batches else 0.0),
     }
 
 
-def curve_seconds(inputs: Inputs, cfg: PruneConfig, target: Budget, rates: Rates, cubes: float) -> float:
+def curve_seconds(work: Work, cfg: SparsityConfig, target: Budget, rates: Rates, solves: Solves) -> float:
     """Of every group of every block: the dense size and the anchors, each through the blocks from there on.
 
     Where tokens may be merged, counts of tokens in every block but the last as well, and nothing is cut around them. A
     bound from above: what is the context itself is measured once.
     """
-    points, depth = 1 + len(next(iter(ANCHORS.values()))), len(inputs.blocks)
-    passes = points * sum((depth - block) / depth for block, _ in target.wanted())
+    anchors, depth = len(next(iter(ANCHORS.values()))), len(work.dense.blocks)
+    passes = (1 + anchors) * sum((depth - block) / depth for block, _ in target.wanted())
     if target.token_costs:
         passes += (1 + len(MERGED)) * sum((depth - block) / depth for block in range(depth - 1))
-    around = share(inputs, uniform(target, context_fraction(target)))
-    images = min(cfg.sparsity.curve_images, len(inputs.calibration))
-    each = rates.read + (2 + CURVE * around * passes) * rates.forward
-    return cfg.sparsity.rounds * (images * each + CURVES * cubes)
+    around = share(work, uniform(target, context_fraction(target)))
+    images = min(cfg.curve_images, len(work.images.calibration))
+    each = rates.read + (2 + around * passes) * rates.forward
+    return cfg.rounds * (images * each + solves.rank + (1 + anchors) * solves.compensate)
 
 
-def share(inputs: Inputs, sizes: tuple[Sizes, ...], kind: str = "macs") -> float:
+def share(work: Work, sizes: tuple[Sizes, ...], kind: str = "macs") -> float:
     """What `sizes` leave of the MACs, or parameters, of the dense model."""
-    dense = tuple(block.sizes for block in inputs.blocks)
-    return cost_of(inputs.spec, inputs.blocks, sizes, kind) / cost_of(inputs.spec, inputs.blocks, dense, kind)
+    spec, blocks = work.dense.spec, work.dense.blocks
+    return cost_of(spec, blocks, sizes, kind) / cost_of(spec, blocks, tuple(block.sizes for block in blocks), kind)
 
 
 def feed(compute: float, images: ImageSet, rates: Rates, workers: int, device: torch.device) -> float:
@@ -144,17 +196,15 @@ def feed(compute: float, images: ImageSet, rates: Rates, workers: int, device: t
 # --- memory ---------------------------------------------------------------------------------------------------
 
 
-def peak_mib(
-    inputs: Inputs, cfg: PruneConfig, target: SizePlan | Budget, sizes: tuple[Sizes, ...], rates: Rates
-) -> dict[str, float | None]:
+def peak_mib(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> dict[str, float | None]:
     """Peak memory in MiB: of this process, and on CUDA of the device; the stage that needs most decides."""
-    model, images = size_in_bytes(inputs.dense), len(inputs.calibration)
-    left, sums, stream = share(inputs, sizes, "params") * model, statistics_bytes(inputs), rates.tokens * rates.width
-    hidden = max(block.sizes.mlp for block in inputs.blocks)
-    pixels = torch.Size(inputs.spec.data["input_size"]).numel()
+    model, images = size_in_bytes(work.dense.model), len(work.images.calibration)
+    left, sums, stream = share(work, sizes, "params") * model, statistics_bytes(work), rates.tokens * rates.width
+    hidden = max(block.sizes.mlp for block in work.dense.blocks)
+    pixels = torch.Size(work.dense.spec.data["input_size"]).numel()
     passed = (3 * pixels + rates.tokens * (2 * hidden + 6 * rates.width)) * FLOAT  # in a forward pass, of an image
     batch, judged = (
-        min(one.batch_size, n) for one, n in ((cfg.calibration, images), (cfg.evaluation, len(inputs.evaluation)))
+        min(one.batch_size, n) for one, n in ((cfg.calibration, images), (cfg.evaluation, len(work.images.evaluation)))
     )
     hooked = passed * max(0, batch - rates.batch)
     hooked += 3 * batch * rates.tokens * (hidden + rates.width) * FLOAT  # what statistics copy of activations
@@ -162,30 +212,30 @@ def peak_mib(
         "calibrate": (0.0, 2 * sums + hooked),
         "evaluate": (0.0, sums + 2 * left + passed * max(0, judged - rates.batch)),
     }
-    if isinstance(target, Budget):
+    if isinstance(work.target, Budget):
         curve_images = min(cfg.sparsity.curve_images, images)
         held = curve_images * (2 * stream + pixels) * FLOAT
         stages["plan"] = (0.0, sums + held + model + 2 * model + hooked)  # the copy around, and all weights in float64
     if cfg.compensation.propagate != "none":
-        depth = len(inputs.blocks)
+        depth = len(work.dense.blocks)
         streams = images * (3 * stream + depth * rates.tokens) * FLOAT  # on the host
-        heads = max(block.sizes.heads for block in inputs.blocks)
+        heads = max(block.sizes.heads for block in work.dense.blocks)
         maps = (
             (depth + 3 * heads) * batch * rates.tokens**2 * FLOAT if cfg.compensation.token_weights == "rollout" else 0
         )
         stages["compensate"] = (streams, sums + left + model + max(hooked, maps))
     on_device = SCATTERED * max(used for _, used in stages.values()) / MIB
-    if inputs.device.type == "cuda":
+    if work.dense.device.type == "cuda":
         host = rates.host_mib + max(kept for kept, _ in stages.values()) / MIB
         return {"host": host, "device": (rates.device_mib or 0.0) + on_device}
     return {"host": rates.host_mib + max(a + SCATTERED * b for a, b in stages.values()) / MIB, "device": None}
 
 
-def statistics_bytes(inputs: Inputs) -> int:
+def statistics_bytes(work: Work) -> int:
     """The float64 sums that calibration keeps, of the groups that will be pruned."""
     total = 0
-    for sizes in (block.sizes for block in inputs.blocks):
-        total += sizes.mlp**2 if "mlp" in inputs.groups else 0
-        total += 3 * sizes.heads * sizes.qk**2 if "qk" in inputs.groups else 0
-        total += (sizes.heads * sizes.vo) ** 2 if inputs.groups & {"vo", "heads"} else 0
+    for sizes in (block.sizes for block in work.dense.blocks):
+        total += sizes.mlp**2 if "mlp" in work.groups else 0
+        total += 3 * sizes.heads * sizes.qk**2 if "qk" in work.groups else 0
+        total += (sizes.heads * sizes.vo) ** 2 if work.groups & {"vo", "heads"} else 0
     return DOUBLE * total

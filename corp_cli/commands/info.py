@@ -56,7 +56,7 @@ def _shown(value: object) -> str:
 
 def _count(path: str, manifest: Manifest) -> Counts:
     """The counts that files of format versions 1 to 3 do not hold."""
-    from corp_cli.files.checkpoint import building, count
+    from corp_cli.files.checkpoint import building, counts_of
 
     with building(path, manifest):
-        return count(manifest)
+        return counts_of(manifest)

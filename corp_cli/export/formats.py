@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +19,11 @@ from torch import Tensor, nn
 from corp_cli.config.export import ExportOptions
 from corp_cli.errors import CorpError
 from corp_cli.export.onnx_files import OnnxModel, quantise, slimmed, store_bfloat16, write_onnx
-from corp_cli.export.parity import CLOSE, Parity
+from corp_cli.export.parity import CLOSE
 from corp_cli.export.timm_entry import WEIGHTS, create, write_config
-from corp_cli.files.checkpoint import Manifest, write_checkpoint
-from corp_cli.models.loading import ModelSpec
+from corp_cli.files.checkpoint import write_checkpoint
+from corp_cli.files.loaded import LoadedModel
+from corp_cli.measure.results import File, Parity
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import is_out_of_memory
 from corp_cli.version import __version__
@@ -34,16 +34,7 @@ ONNX_TORCH = (2, 6)  # whose exporter is the first with everything that is used 
 
 
 @dataclass(frozen=True)
-class Source:
-    """What is exported: a model in eval mode on the CPU, float32, and what it was built from."""
-
-    model: nn.Module
-    spec: ModelSpec
-    manifest: Manifest | None  # of a pruned model
-
-
-@dataclass(frozen=True)
-class File:
+class Written:
     """A file (or folder) that was written, and the ways to run it: name of the optimiser → module."""
 
     path: Path
@@ -53,18 +44,16 @@ class File:
     opset: int | None = None
     quantisation: str | None = None
 
-    def facts(self, parity: dict[str, Parity]) -> dict[str, Any]:
+    def parts(self) -> list[Path]:
+        """The file, with the second one of large ONNX models, or the folder."""
+        return [self.path, *self.path.parent.glob(f"{self.path.name}.data")]
+
+    def judged(self, parity: dict[str, Parity]) -> File:
         """What the report says of it."""
-        parts = [self.path, *self.path.parent.glob(f"{self.path.name}.data"), *self.path.rglob("*")]
-        return {
-            "file": self.path.name,
-            "format": self.format,
-            "dtype": self.dtype,
-            "quantisation": self.quantisation,
-            "opset": self.opset,
-            "bytes": sum(part.stat().st_size for part in parts if part.is_file()),
-            "parity": {name: parity[f"{self.path.name}, {name}"].facts() for name in self.runs},
-        }
+        parts = [*self.parts(), *self.path.rglob("*")]
+        size = sum(part.stat().st_size for part in parts if part.is_file())
+        found = {name: parity[f"{self.path.name}, {name}"] for name in self.runs}
+        return File(self.path.name, self.format, self.dtype, self.quantisation, self.opset, size, found)
 
 
 class Interface(nn.Module):
@@ -84,17 +73,17 @@ class Interface(nn.Module):
 # --- writers --------------------------------------------------------------------------------------------------
 
 
-def weighted(source: Source, dtype: str) -> nn.Module:
+def weighted(source: LoadedModel, dtype: str) -> nn.Module:
     """A copy of the model with its weights in `dtype`."""
     return copy.deepcopy(source.model).to(getattr(torch, dtype))
 
 
-def example(source: Source) -> Tensor:
+def example(source: LoadedModel) -> Tensor:
     """Images to record the model with: two, since a batch of one is taken for a constant."""
     return torch.zeros(2, *source.spec.data["input_size"])
 
 
-def onnx_files(source: Source, options: ExportOptions, folder: Path) -> list[File]:
+def onnx_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
     """model.onnx and, if asked for, model.int8.onnx."""
     about = {"corp": __version__, "timm_name": source.spec.name, "preprocessing": json.dumps(source.spec.data)}
     path = folder / "model.onnx"
@@ -108,27 +97,27 @@ def onnx_files(source: Source, options: ExportOptions, folder: Path) -> list[Fil
         "onnxruntime": OnnxModel(path),
         "onnxslim": OnnxModel(slimmed(path)),
     }
-    files = [File(path, "onnx", options.dtype, runs, options.opset)]
+    files = [Written(path, "onnx", options.dtype, runs, options.opset)]
     if options.int8:
         small = folder / "model.int8.onnx"
         quantise(path, small)
-        files.append(File(small, "onnx", options.dtype, {"onnxruntime": OnnxModel(small)}, options.opset, "int8"))
+        files.append(Written(small, "onnx", options.dtype, {"onnxruntime": OnnxModel(small)}, options.opset, "int8"))
     return files
 
 
 @torch.inference_mode()
-def torchexport_files(source: Source, options: ExportOptions, folder: Path) -> list[File]:
+def torchexport_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
     """model.pt2, for torch.export.load and AOTInductor."""
     model, path = Interface(weighted(source, options.dtype), getattr(torch, options.dtype)), folder / "model.pt2"
     program = torch.export.export(model, (example(source),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # the paths of this machine
     torch.export.save(program, path)
-    return [File(path, "torchexport", options.dtype, {"none": torch.export.load(path).module()})]
+    return [Written(path, "torchexport", options.dtype, {"none": torch.export.load(path).module()})]
 
 
 @torch.inference_mode()
-def torchscript_files(source: Source, options: ExportOptions, folder: Path) -> list[File]:
+def torchscript_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
     """model.ts, for torch.jit.load and libtorch."""
     model, path = Interface(weighted(source, options.dtype), getattr(torch, options.dtype)), folder / "model.ts"
     with warnings.catch_warnings():
@@ -136,10 +125,10 @@ def torchscript_files(source: Source, options: ExportOptions, folder: Path) -> l
         # is fixed. Whether the batch is free is seen when the file is run.
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.trace(model, example(source), check_trace=False), path)
-        return [File(path, "torchscript", options.dtype, {"none": torch.jit.load(path)})]
+        return [Written(path, "torchscript", options.dtype, {"none": torch.jit.load(path)})]
 
 
-def timm_files(source: Source, options: ExportOptions, folder: Path) -> list[File]:
+def timm_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
     """timm/, a folder that timm.create_model reads once corp_cli.register() was called."""
     if source.manifest is None:
         raise CorpError(f"format=timm is for pruned models, and timm has {source.spec.name} already; leave it out.")
@@ -147,10 +136,10 @@ def timm_files(source: Source, options: ExportOptions, folder: Path) -> list[Fil
     path.mkdir()
     write_checkpoint(weighted(source, options.dtype), source.manifest, path / WEIGHTS)
     write_config(source.spec, path)
-    return [File(path, "timm", options.dtype, {"none": create(path)})]
+    return [Written(path, "timm", options.dtype, {"none": create(path)})]
 
 
-Writer = Callable[[Source, ExportOptions, Path], list[File]]
+Writer = Callable[[LoadedModel, ExportOptions, Path], list[Written]]
 WRITERS: dict[str, Writer] = {
     "onnx": onnx_files,
     "torchexport": torchexport_files,
@@ -188,12 +177,12 @@ def scratch(folder: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def write_files(source: Source, options: ExportOptions, folder: Path) -> list[File]:
+def write_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
     """Every format asked for, in `folder`. Raises CorpError where an exporter cannot read the model."""
     return [file for name in options.formats for file in write(name, source, options, folder)]
 
 
-def write(name: str, source: Source, options: ExportOptions, folder: Path) -> list[File]:
+def write(name: str, source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
     """The files of one format. Raises CorpError where its exporter cannot read the model."""
     try:
         return WRITERS[name](source, options, folder)
@@ -204,26 +193,26 @@ def write(name: str, source: Source, options: ExportOptions, folder: Path) -> li
         raise CorpError(f"{source.spec.name} cannot be exported as {name} ({why}); try another format.") from error
 
 
-def runs_of(files: list[File]) -> dict[str, nn.Module]:
+def runs_of(files: list[Written]) -> dict[str, nn.Module]:
     """file and optimiser → module."""
     return {f"{file.path.name}, {name}": run for file in files for name, run in file.runs.items()}
 
 
-def place(files: list[File], parity: dict[str, Parity], folder: Path) -> list[dict[str, Any]]:
+def place(files: list[Written], parity: dict[str, Parity], folder: Path) -> list[File]:
     """Move the files to `folder`, where they were judged as in `parity` → what the report says of them."""
-    facts = [file.facts(parity) for file in files]
-    warn_apart(facts)
+    found = [file.judged(parity) for file in files]
+    warn_apart(found)
     for file in files:
-        for part in (file.path, *file.path.parent.glob(f"{file.path.name}.data")):
+        for part in file.parts():
             if (target := folder / part.name).is_dir():
                 shutil.rmtree(target)
             os.replace(part, target)
-    return facts
+    return found
 
 
-def warn_apart(facts: list[dict[str, Any]]) -> None:
+def warn_apart(files: list[File]) -> None:
     """Say so where a float32 file is not the model that was exported."""
-    for file in facts:
-        furthest = max(found["max_abs_diff"] for found in file["parity"].values())
-        if file["dtype"] == "float32" and file["quantisation"] is None and furthest > CLOSE:
-            console.warn(f"{file['file']} gives other logits than PyTorch, by up to {furthest:.2g}; check the export.")
+    for file in files:
+        furthest = max(found.max_abs_diff for found in file.parity.values())
+        if file.dtype == "float32" and file.quantisation is None and furthest > CLOSE:
+            console.warn(f"{file.file} gives other logits than PyTorch, by up to {furthest:.2g}; check the export.")

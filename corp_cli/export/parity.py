@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,22 +10,10 @@ from torch import Tensor, nn
 from corp_cli.errors import CorpError
 from corp_cli.images.sources import ImageSet
 from corp_cli.measure.judge import Running, running
-from corp_cli.measure.metrics import Evaluation
+from corp_cli.measure.results import Parity
 
 CLOSE = 1e-3  # logits of a float32 file may differ by this much from those of PyTorch
 RANDOM_IMAGES = 64
-
-
-@dataclass(frozen=True)
-class Parity:
-    """One way to run a file, against the PyTorch model in float32 on the same images."""
-
-    max_abs_diff: float  # of any logit
-    evaluation: Evaluation
-
-    def facts(self) -> dict[str, Any]:
-        """As JSON types."""
-        return {"max_abs_diff": self.max_abs_diff, **asdict(self.evaluation)}
 
 
 @torch.inference_mode()
@@ -49,7 +35,7 @@ def compare(
                 raise CorpError(f"{name} gives NaN or infinite outputs; its number format is too narrow: use another.")
             metrics[name].add(found, labels, logits)
             furthest[name] = max(furthest[name], float((found - logits).abs().max()))
-    return itself, {name: Parity(furthest[name], metrics[name].result()) for name in files}
+    return itself, {name: Parity(furthest[name], **vars(metrics[name].result())) for name in files}
 
 
 def varied(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterable[tuple[Tensor, Tensor]]:

@@ -6,24 +6,25 @@ import copy
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
-from corp_cli.export.formats import Source, place, runs_of, scratch, write_files
+from corp_cli.export.formats import place, runs_of, scratch, write_files
 from corp_cli.export.parity import compare
 from corp_cli.files.checkpoint import Manifest, load_pruned, weights_sha256, write_checkpoint
+from corp_cli.files.loaded import LoadedModel
+from corp_cli.files.output import CHECKPOINT
+from corp_cli.measure.results import File
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
-from corp_cli.prepare import Inputs, tracked_batches
+from corp_cli.prepare import Images, tracked_batches
 from corp_cli.runtime import console
 from corp_cli.runtime.environment import versions
 from corp_cli.runtime.memory import halving_batches
 
-CHECKPOINT = "pruned.safetensors"
 UNVERIFIED = "pruned.unverified.safetensors"  # a file that was read back as another model
 NOT_RECIPE = ("model", "evaluation", "gate", "export", "device")  # what the weights do not depend on
 
@@ -70,22 +71,22 @@ def read_back_difference(written: nn.Module, read: nn.Module, probe: Tensor) -> 
 
 
 def export_formats(
-    pruned: nn.Module, manifest: Manifest, inputs: Inputs, cfg: PruneConfig, output_dir: Path
-) -> list[dict[str, Any]] | None:
+    pruned: nn.Module, manifest: Manifest, images: Images, cfg: PruneConfig, output_dir: Path
+) -> list[File] | None:
     """The files that `export.formats` names → what the report says of them, None where none are asked for.
 
     Where a model cannot be exported, the run says so and goes on: its checkpoint is whole.
     """
     if not cfg.export.formats:
         return None
-    source, cpu = Source(copy.deepcopy(pruned).cpu().float(), inputs.spec, manifest), torch.device("cpu")
+    model, spec, cpu = copy.deepcopy(pruned).cpu().float(), manifest.model, torch.device("cpu")
     try:
         with scratch(output_dir) as folder:
-            files = write_files(source, cfg.export, folder)
-            runs, (images, intake) = runs_of(files), (inputs.evaluation, inputs.evaluated)
+            files = write_files(LoadedModel(CHECKPOINT, model, spec, manifest), cfg.export, folder)
+            runs, (judged, intake) = runs_of(files), (images.evaluation, images.evaluated)
             _, parity = halving_batches(
-                lambda c: compare(source.model, runs, tracked_batches(images, c.evaluation, inputs.spec, cpu, intake)),
-                cfg,
+                lambda c: compare(model, runs, tracked_batches(judged, c, spec, cpu, intake)),
+                cfg.evaluation,
                 "evaluation",
             )
             return place(files, parity, output_dir)

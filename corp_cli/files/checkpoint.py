@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from corp_cli.errors import CorpError
 from corp_cli.files.manifest import FORMAT as FORMAT
 from corp_cli.files.manifest import FORMAT_VERSION as FORMAT_VERSION
-from corp_cli.files.manifest import Count, Counts
+from corp_cli.files.manifest import Counts
 from corp_cli.files.manifest import Manifest as Manifest
 from corp_cli.files.manifest import read_manifest as read_manifest
 from corp_cli.files.tensors import save_whole
-from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
+from corp_cli.models.counts import count
 from corp_cli.models.loading import build, parameters, skeleton, state_tensors
 from corp_cli.models.resize import resize
 from corp_cli.models.spec import PrunedSizes
@@ -42,20 +42,19 @@ def weights_sha256(model: nn.Module) -> str:
 
 def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path) -> None:
     """Write tensors and manifest to `path`, which appears only when whole. Raises CorpError if it cannot be written."""
-    manifest = replace(manifest, format_version=FORMAT_VERSION, counts=count(manifest))
+    manifest = replace(manifest, format_version=FORMAT_VERSION, counts=counts_of(manifest))
     try:
         save_whole(state_tensors(model), path, FORMAT, manifest.to_json())
     except (OSError, SafetensorError) as error:
         raise CorpError(f"{path} cannot be written ({error}); check space and permissions.") from error
 
 
-def count(manifest: Manifest) -> Counts:
+def counts_of(manifest: Manifest) -> Counts:
     """What follows from the shapes of the model that `manifest` describes, dense and pruned."""
-    model, size = skeleton(manifest.model), manifest.model.data["input_size"]
+    model = skeleton(manifest.model)
     blocks = {block.name: block.sizes for block in blocks_of(model)}
-    dense = Count(parameters(model), count_macs(model, size))
     cut(model, manifest.blocks)
-    return Counts(dense, Count(parameters(model), count_macs(model, size)), blocks)
+    return Counts(count(manifest.model, {}), count(manifest.model, manifest.blocks), blocks)
 
 
 def cut(model: nn.Module, sizes: dict[str, PrunedSizes]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from corp_cli.errors import CorpError
+from corp_cli.measure.results import Count
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.spec import DATA_TYPES, LOADING_ARGS, ModelSpec, PrunedSizes
 
@@ -27,14 +28,6 @@ LARGEST = {"embed_dim": 2**15, "img_size": 2**13, "input_size": 2**13}
 NUMBER, MOST_NUMBERS = 2**24, 1024  # what other numbers may be, and how many
 LAYERS = re.compile("depth|layers|blocks|levels|stages")  # in the names of arguments that make timm build in a loop
 MOST_LAYERS = 512
-
-
-@dataclass(frozen=True)
-class Count:
-    """Parameters, and multiply-accumulates of one image."""
-
-    parameters: int
-    macs: int
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,30 +17,30 @@ from corp_cli.errors import CorpError
 if TYPE_CHECKING:
     from torch import nn
 
+CHECKPOINT = "pruned.safetensors"
 STATE = ".resume"  # in the output folder of corp prune until it is done: what an interrupted run goes on from
 MARGIN = 2**20  # for the report and Hydra's own files
 
 
+@contextlib.contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A new name beside `path` to write to: it becomes `path` when the body is done, or goes where that fails."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")  # runs may write side by side
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
 def write_whole(path: Path, write: Callable[[TextIO], Any]) -> None:
     """Let `write` fill the text file `path`, which appears only when whole. Raises CorpError if that fails."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
+        with appearing(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
             write(file)
-        os.replace(partial, path)
     except OSError as error:
         raise CorpError(cannot_write(path, error)) from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_cache(write: Callable[[], None], folder: Path) -> None:
-    """Let `write` add a file to the cache `folder`; what a run keeps for itself alone it can do without."""
-    try:
-        write()
-    except CorpError:
-        if folder.name != STATE:
-            raise
 
 
 def write_json(content: Any, path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
+
+from corp_cli.files.output import appearing
 
 
 def save_whole(tensors: dict[str, Tensor], path: Path, name: str, content: str) -> None:
@@ -16,14 +16,9 @@ def save_whole(tensors: dict[str, Tensor], path: Path, name: str, content: str) 
     One entry only: safetensors writes several in an order that differs from process to process. Raises OSError or
     SafetensorError.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # runs of a sweep may write side by side
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(path) as partial:
         partial.touch()  # with the user's umask; safetensors alone makes files that only their owner can read
         mode = partial.stat().st_mode
         save_file(tensors, partial, metadata={name: content})
         partial.chmod(mode)
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)

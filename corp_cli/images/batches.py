@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 from corp_cli.errors import CorpError
 from corp_cli.images.decode import from_tensor
 from corp_cli.images.sources import ImageSet, Sample
+from corp_cli.runtime import console
 
-NAMED = 20  # bad images that the report names
 PREFETCH = 4  # batches that every worker may have ready: evens out images that are slow to decode
 
 
@@ -48,9 +48,19 @@ class Intake:
                 f"{self.bad[0]}; remove them, or allow a larger fraction with {self.key}."
             )
 
-    def facts(self) -> dict[str, object]:
-        """For the report."""
-        return {"count": len(self.bad), "first": self.bad[:NAMED]}
+
+def require_good(intake: Intake) -> None:
+    """Say how many images could not be read. Raises CorpError when that was all of them."""
+    if intake.good == 0:
+        raise CorpError(f"{intake.where} holds no image that can be read, first {intake.bad[0]}; give other images.")
+    warn_unread(intake)
+
+
+def warn_unread(intake: Intake) -> None:
+    """Say how many images could not be read, if any."""
+    if intake.bad:
+        total = intake.good + len(intake.bad)
+        console.warn(f"{len(intake.bad)} of {total} images of {intake.where} cannot be read, first {intake.bad[0]}.")
 
 
 def choose(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet]:

@@ -83,3 +83,8 @@ class RunningMoments:
     def result(self) -> Moments:
         """The moments of everything taken in so far."""
         return Moments(self.count, self.mean.clone(), symmetric(self.scatter) / self.weight)
+
+
+def diagonal_blocks(covariance: Tensor, size: int) -> Tensor:
+    """[n size, n size] → the n blocks of `size` along its diagonal, [n, size, size]: of one head each."""
+    return torch.stack([covariance[i : i + size, i : i + size] for i in range(0, len(covariance), size)])

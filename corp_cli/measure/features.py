@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from corp_cli.linalg.similarity import knn_hits, linear_cka
-from corp_cli.measure.metrics import ClassResult, Evaluation
+from corp_cli.measure.metrics import ClassResult
+from corp_cli.measure.results import Evaluation
 
 
 class RunningFeatures:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
 from corp_cli.measure.features import RunningFeatures
-from corp_cli.measure.metrics import Evaluation, RunningMetrics
+from corp_cli.measure.metrics import RunningMetrics
+from corp_cli.measure.results import Evaluation
 from corp_cli.measure.timing import throughput
 
 
@@ -51,11 +52,6 @@ def measure(
                 )
             found.add(logits[name], labels, logits[reference] if reference else None)
     return metrics
-
-
-def evaluate(models: dict[str, nn.Module], batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Evaluation]:
-    """What `measure` finds, summed up."""
-    return {name: found.result() for name, found in measure(models, batches).items()}
 
 
 def judge(

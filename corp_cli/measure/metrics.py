@@ -9,28 +9,9 @@ import torch.nn.functional as F
 from scipy.stats import binomtest
 from torch import Tensor
 
+from corp_cli.measure.results import Evaluation
+
 BINS = 15  # of confidence, for the calibration error
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One model on one set of images; percentages in [0, 100], KL and loss in nats per image.
-
-    Fidelity is None without a reference, the rest None without labels. A model without a classifier has the last three
-    in place of the others (corp_cli.measure.features).
-    """
-
-    agreement: float | None  # same top-1 class as the reference
-    kl: float | None  # KL(reference ‖ model) of the class probabilities
-    top1: float | None = None
-    top1_interval: tuple[float, float] | None = None  # Wilson's, 95%
-    top5: float | None = None
-    top5_interval: tuple[float, float] | None = None
-    loss: float | None = None  # cross entropy
-    calibration_error: float | None = None  # expected |confidence - accuracy| over 15 bins of confidence, percent
-    cosine: float | None = None  # mean cosine of the features to the reference's
-    cka: float | None = None  # linear CKA with the reference's features
-    knn_top1: float | None = None  # leave-one-out k-NN among the labelled images
 
 
 @dataclass(frozen=True)

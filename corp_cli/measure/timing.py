@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from statistics import median
 
 import torch
 from torch import Tensor, nn
 
 WARM_UP = 1  # turns that are not counted
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One model at one dtype and batch size: forward passes timed, milliseconds per pass, and what follows of them."""
-
-    runs: int
-    p50_ms: float
-    p95_ms: float
-    images_per_second: float  # at the median
-    gmacs_per_second: float  # at the median
-    peak_memory_mib: float | None  # weights and activations; None where the device does not count them
-
-
-@dataclass(frozen=True)
-class Setting:
-    """All models at one dtype and batch size; `timings` is empty, and `failure` says why, where they cannot run."""
-
-    dtype: str
-    batch_size: int
-    timings: dict[str, Timing] = field(default_factory=dict)
-    speedup: float | None = None  # dense over pruned, of the median passes
-    failure: str | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 def synchronize(device: torch.device) -> None:

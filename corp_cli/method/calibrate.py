@@ -6,17 +6,20 @@ does not depend on the number of images.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from corp_cli.config.prune import CompensationConfig
 from corp_cli.errors import CorpError
 from corp_cli.linalg.moments import RunningMoments
 from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
 from corp_cli.models.blocks import Block
 from corp_cli.models.kinds import watch_rows
+from corp_cli.runtime import console
 
 
 class RunningLogits:
@@ -149,3 +152,28 @@ def _require_finite(block: Block, statistics: BlockStatistics) -> None:
             f"Activations of {block.name} are NaN or infinite on the calibration images; "
             "check the weights and the preprocessing of the images."
         )
+
+
+def require_tokens(
+    blocks: tuple[Block, ...], statistics: Statistics, images: int, compensation: CompensationConfig
+) -> None:
+    """Say how many images are needed where there are fewer tokens than channels: the covariance is then singular.
+
+    A ridge copes, at a loss; raises CorpError where an affine repair is asked for without one.
+    """
+    for block, found in zip(blocks, statistics, strict=True):
+        for group, moments in (("mlp", found.hidden), ("vo", found.head_output)):
+            if moments is None or getattr(compensation, group) != "affine":
+                continue
+            channels = len(moments.mean)
+            if moments.count >= channels:
+                continue
+            needed = math.ceil(channels * images / moments.count)
+            said = (
+                f"{images} calibration images give {moments.count} tokens for the {channels} channels of {group} in "
+                f"{block.name}; at least {needed} images are needed, and many more are better"
+            )
+            if compensation.ridge_lambda == 0:
+                raise CorpError(f"{said}. Give more images, or set compensation.ridge_lambda above 0.")
+            console.warn(f"{said}. With so few a larger compensation.ridge_lambda helps, such as 1e-1.")
+            return

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.logits import logit_error, missing_logits, split_factors
 from corp_cli.linalg.lowrank import logit_factors, output_factors
-from corp_cli.linalg.moments import Moments, select_moments, transform_moments
+from corp_cli.linalg.moments import Moments, diagonal_blocks, select_moments, transform_moments
 from corp_cli.linalg.ridge import (
     Affine,
     affine_error,
@@ -22,7 +22,7 @@ from corp_cli.linalg.ridge import (
     no_prediction,
     refit,
 )
-from corp_cli.method.rank import Kept, KeptAttention, Plan
+from corp_cli.method.keep import KeptAttention, KeptUnits
 from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import AttentionWeights, Block, BlockWeights, MlpWeights
@@ -126,8 +126,7 @@ def _rotate_values(
     heads, dense, _ = weights.v.shape
     proj = weights.proj.flatten(1)
     cov = moments.covariance
-    of_head = torch.stack([cov[i : i + dense, i : i + dense] for i in range(0, heads * dense, dense)])
-    E, D, _ = output_factors(of_head, weights.proj.transpose(0, 1))
+    E, D, _ = output_factors(diagonal_blocks(cov, dense), weights.proj.transpose(0, 1))
     encode, decode = torch.block_diag(*E[:, :size]), torch.block_diag(*D[:, :, :size])
     joint = transform_moments(moments, torch.cat([encode, proj]))
     start = proj @ decode
@@ -222,7 +221,7 @@ def compensate_attention(
 
 
 def compensate_block(
-    dense: BlockWeights, statistics: BlockStatistics, kept: Kept, cfg: CompensationConfig
+    dense: BlockWeights, statistics: BlockStatistics, kept: KeptUnits, cfg: CompensationConfig
 ) -> tuple[BlockWeights, dict[str, GroupError]]:
     """The weights of one block cut to `kept` and compensated; attn or mlp is None where nothing is pruned."""
     attn = mlp = None
@@ -246,15 +245,15 @@ def compensate(
     model: nn.Module,
     blocks: tuple[Block, ...],
     statistics: Statistics,
-    plan: Plan,
+    kept: tuple[KeptUnits, ...],
     cfg: CompensationConfig,
 ) -> tuple[nn.Module, Errors]:
-    """A copy of `model` cut to `plan` and compensated block by block, with each group's reconstruction error."""
+    """A copy of `model` cut to `kept` and compensated block by block, with each group's reconstruction error."""
     pruned = copy.deepcopy(model)
     errors = []
-    every = zip(blocks, statistics, plan, strict=True)
-    for block, statistic, kept in console.track(every, "compensate", len(blocks)):
-        weights, found = compensate_block(block_weights(model, block), statistic, kept, cfg)
+    every = zip(blocks, statistics, kept, strict=True)
+    for block, found, units in console.track(every, "compensate", len(blocks)):
+        weights, error = compensate_block(block_weights(model, block), found, units, cfg)
         replace_block(pruned, block, weights)
-        errors.append(found)
+        errors.append(error)
     return pruned.eval(), tuple(errors)

@@ -1,4 +1,4 @@
-"""Stage 3, sequential: repair block by block on the stream that the blocks before, already cut, really produce.
+"""Stage 3, sequential: compensate block by block on the stream that the blocks before, already cut, really produce.
 
 One-shot compensation takes every block's inputs from the dense model. Here each block is calibrated, ranked and
 compensated on the *pruned* stream x̂, and the last linear layer of each branch is refitted towards
@@ -11,29 +11,115 @@ f the dense branch and x the dense stream: it answers to its own inputs, and und
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig
-from corp_cli.files.cache.blocks import Progress
+from corp_cli.config.prune import CompensationConfig, RankerConfig
 from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
 from corp_cli.linalg.ridge import refit
 from corp_cli.method.calibrate import RunningLogits, accumulation_device
 from corp_cli.method.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
-from corp_cli.method.rank import Context, keep, rank_block
+from corp_cli.method.keep import KeptAttention, keep
+from corp_cli.method.rank import RankerArgs, rank_block
 from corp_cli.method.statistics import BlockStatistics
-from corp_cli.method.stream import Batch, Stream, merge_stream, on_device, start_streams, token_weights
+from corp_cli.method.stream import (
+    Batch,
+    Stream,
+    advance_dense,
+    advance_merging,
+    advance_pruned,
+    enter_block,
+    start_streams,
+    token_weights,
+)
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
-from corp_cli.models.blocks import Block, Sizes
+from corp_cli.models.blocks import AttentionWeights, Block, MlpWeights, Sizes
 from corp_cli.models.kinds import rows_of
-from corp_cli.models.streams import enter, input_of, sublayers
+from corp_cli.models.streams import input_of, sublayers
 from corp_cli.models.sublayers import Sublayer
-from corp_cli.models.token_block import mean_keys, prefix_tokens
 from corp_cli.runtime import console
-from corp_cli.sizes.plan import SizePlan
+
+
+class Progress(Protocol):
+    """Where blocks that are done are kept for a run that goes on."""
+
+    def read(self, index: int, block: Block, pruned: nn.Module) -> dict[str, GroupError] | None:
+        """Put a kept block into `pruned` and give its errors; None where none is kept."""
+
+    def write(
+        self, index: int, block: Block, pruned: nn.Module, dense: nn.Module, errors: dict[str, GroupError]
+    ) -> None:
+        """Keep a block of `pruned`."""
+
+
+@torch.no_grad()  # not inference_mode: the parameters made here are the user's, to train further
+def compensate_sequentially(
+    dense: nn.Module,
+    blocks: tuple[Block, ...],
+    sizes: tuple[Sizes, ...],
+    merge: tuple[int, ...],
+    groups: frozenset[str],
+    batches: Iterable[Tensor],
+    ranker: RankerConfig,
+    cfg: CompensationConfig,
+    args: RankerArgs,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> tuple[nn.Module, Errors]:
+    """A copy of `dense` cut to `sizes`, each block ranked and compensated on the stream of those before it.
+
+    That stream merges merge[i] tokens in block i (none: an empty tuple); the copy does not yet. Blocks that `progress`
+    holds are taken from it, and others are added to it.
+    """
+    pruned = copy.deepcopy(dense)
+    stream = start_streams(dense, blocks, batches, cfg, device)
+    every: list[dict[str, GroupError]] = []
+    for i, block in enumerate(console.track(blocks, "compensate", len(blocks))):
+        enter_block(stream, dense, block)
+        attention, mlp = sublayers(dense, block)
+        weights = block_weights(dense, block)
+        known = progress.read(i, block, pruned) if progress else None
+        errors = known or {}
+
+        if known is None and weights.attn is not None:
+            statistics, targets = observe_attention(stream, dense, block, attention, cfg)
+            scores = rank_block(weights, statistics, block, groups - {"mlp"}, ranker, args)
+            kept = keep(scores, block, sizes[i]).attn
+            attn = cut_logits(weights.attn, statistics, block, kept, cfg, errors)
+            replace_attention(pruned, block, attn)
+            moments = joint_moments(stream, sublayers(pruned, block)[0], targets)
+            replace_attention(pruned, block, refit_proj(attn, moments, kept, cfg, errors))
+        else:
+            advance_dense(stream, attention)
+        if merge and merge[i] > 0:
+            advance_merging(stream, sublayers(pruned, block)[0], pruned, block, merge[i])
+        else:
+            advance_pruned(stream, sublayers(pruned, block)[0])
+
+        if known is None and weights.mlp is not None:
+            moments = observe_mlp(stream, mlp, cfg)
+            refitted = refit_fc2(weights.mlp, moments, cfg)
+            hidden = select_moments(moments, torch.arange(mlp.output.in_features, device=moments.mean.device))
+            found, by_mlp = BlockStatistics(hidden=hidden), replace(weights, mlp=refitted)
+            units = keep(rank_block(by_mlp, found, block, groups & {"mlp"}, ranker, args), block, sizes[i]).mlp
+            if units is not None:
+                refitted, errors["mlp"] = compensate_mlp(refitted, hidden, units, cfg)
+            replace_mlp(pruned, block, refitted)
+        else:
+            advance_dense(stream, mlp)
+        advance_pruned(stream, sublayers(pruned, block)[1])
+
+        if known is None and progress:
+            progress.write(i, block, pruned, dense, errors)
+        every.append(errors)
+    return pruned.eval(), tuple(every)
+
+
+# --- observe --------------------------------------------------------------------------------------------------
 
 
 def target(branch: Sublayer, batch: Batch, dense: Tensor, own: Tensor, cfg: CompensationConfig) -> Tensor:
@@ -58,193 +144,101 @@ def inverse_gain(gain: Tensor | float) -> Tensor | float:
 
 
 @dataclass(frozen=True)
-class Repair:
-    """What the repair of every block needs: the dense model, the one being cut, and how."""
+class Seen:
+    """A dense branch on one batch of x̂: what goes into its last layer, what should come out, how often tokens count."""
 
-    dense: nn.Module
-    pruned: nn.Module
-    groups: frozenset[str]
-    ranker: RankerConfig
-    cfg: CompensationConfig
-    context: Context
-    device: torch.device
-    merge: tuple[int, ...]  # tokens that each block merges; empty: none
-
-    @property
-    def home(self) -> torch.device:
-        """Where float64 sums are kept."""
-        return accumulation_device(self.device)
+    inputs: Tensor
+    target: Tensor
+    weights: Tensor
 
 
-@torch.no_grad()  # not inference_mode: the parameters made here are the user's, to train further
-def compensate_sequentially(
-    model: nn.Module,
-    blocks: tuple[Block, ...],
-    plan: SizePlan,
-    batches: Iterable[Tensor],
-    groups: frozenset[str],
-    cfg: PruneConfig,
-    device: torch.device,
-    progress: Progress | None = None,
-) -> tuple[nn.Module, Errors]:
-    """A copy of `model` cut to the sizes of `plan`, each block ranked and compensated on the stream of those before it.
-
-    That stream merges tokens as the plan says; the copy does not yet. Blocks that `progress` holds are taken from it,
-    and others are added to it.
-    """
-    context = Context.seeded(cfg.seed, cfg.compensation.ridge_lambda)
-    repair = Repair(model, copy.deepcopy(model), groups, cfg.ranker, cfg.compensation, context, device, plan.merge)
-    stream = start_streams(model, blocks, batches, cfg.compensation)
-    errors = []
-    for i, block in enumerate(console.track(blocks, "compensate", len(blocks))):
-        found = progress.read(i, block, repair.pruned) if progress else None
-        if found is not None:
-            walk(repair, i, block, stream)
-        else:
-            enter_block(repair, block, stream)
-            found = repair_attention(repair, i, block, plan.sizes[i], stream)
-            found.update(repair_mlp(repair, i, block, plan.sizes[i], stream))
-            if progress is not None:
-                progress.write(i, block, repair.pruned, model, found)
-        errors.append(found)
-    return repair.pruned.eval(), tuple(errors)
-
-
-def enter_block(repair: Repair, block: Block, stream: Stream) -> None:
-    """Both streams become the input of `block`."""
-    for batch in on_device(stream, repair.device):
-        both = (enter(repair.dense, block, t).cpu() for t in (batch.x, batch.x_hat))
-        stream.dense[batch.index], stream.pruned[batch.index] = both
-
-
-def advance_attention(repair: Repair, index: int, block: Block, stream: Stream) -> None:
-    """x̂ ← what comes out behind the pruned attention now in place, and behind the merging of tokens."""
-    branch, count = sublayers(repair.pruned, block)[0], repair.merge[index] if repair.merge else 0
-    for batch in on_device(stream, repair.device):
-        x_hat = branch.added(batch.x_hat, branch.branch(batch.x_hat, batch.sizes))
-        if count > 0:
-            keys = mean_keys(repair.pruned, block, branch.pre(batch.x_hat))
-            merge_stream(stream, batch, x_hat, keys, prefix_tokens(repair.dense), count)
-        else:
-            stream.pruned[batch.index] = x_hat.cpu()
-
-
-def advance_mlp(repair: Repair, block: Block, stream: Stream) -> None:
-    """x̂ ← what comes out behind the pruned MLP now in place."""
-    branch = sublayers(repair.pruned, block)[1]
-    for batch in on_device(stream, repair.device):
-        stream.pruned[batch.index] = branch.added(batch.x_hat, branch.branch(batch.x_hat)).cpu()
-
-
-def walk(repair: Repair, index: int, block: Block, stream: Stream) -> None:
-    """Both streams go through a block that was repaired before."""
-    enter_block(repair, block, stream)
-    advance_attention(repair, index, block, stream)
-    advance_mlp(repair, block, stream)
-    for branch in sublayers(repair.dense, block):
-        advance_dense(repair, branch, stream)
-
-
-def advance_dense(repair: Repair, branch: Sublayer, stream: Stream) -> None:
-    """x ← what comes out behind the dense branch."""
-    for batch in on_device(stream, repair.device):
-        stream.dense[batch.index] = branch.added(batch.x, branch.branch(batch.x)).cpu()
+def observe(stream: Stream, branch: Sublayer, cfg: CompensationConfig) -> Iterator[Seen]:
+    """The dense branch on every batch of x̂; meanwhile x advances past it."""
+    for batch in stream.batches():
+        on_dense = branch.branch(batch.x)
+        with input_of(branch.output) as inputs:
+            own = branch.branch(batch.x_hat, batch.sizes)
+        yield Seen(inputs[0], target(branch, batch, on_dense, own, cfg), token_weights(stream, batch, branch))
+        stream.dense[batch.index] = branch.added(batch.x, on_dense).cpu()
 
 
 def observe_attention(
-    repair: Repair, index: int, block: Block, dense: Sublayer, stream: Stream
+    stream: Stream, dense: nn.Module, block: Block, branch: Sublayer, cfg: CompensationConfig
 ) -> tuple[BlockStatistics, list[Tensor]]:
-    """(statistics of the dense attention on x̂, what proj should give, per batch); meanwhile x advances past it."""
-    logits = None if "qk" in block.refusals else RunningLogits(block, repair.home)
-    outputs = RunningMoments(dense.output.in_features, repair.home)
-    attn = repair.dense.get_submodule(block.attn)
-    wanted = []
-    for batch in on_device(stream, repair.device):
-        on_dense = dense.branch(batch.x)
-        with input_of(dense.output) as head_outputs, rows_of(attn) as rows:
-            own = dense.branch(batch.x_hat, batch.sizes)
-        weights = token_weights(stream, batch, index, dense)
-        if logits is not None:
-            logits.add(rows[0], weights)
-        outputs.add(head_outputs[0].flatten(0, -2), weights.flatten())
-        wanted.append(target(dense, batch, on_dense, own, repair.cfg).cpu())
-        stream.dense[batch.index] = dense.added(batch.x, on_dense).cpu()
-    return BlockStatistics(logits=None if logits is None else logits.result(), head_output=outputs.result()), wanted
+    """(statistics of the dense attention on x̂, what proj should give, per batch)."""
+    home = accumulation_device(stream.device)
+    logits = None if "qk" in block.refusals else RunningLogits(block, home)
+    outputs, targets = RunningMoments(branch.output.in_features, home), []
+    with rows_of(dense.get_submodule(block.attn)) as rows:
+        for seen in observe(stream, branch, cfg):
+            if logits is not None:
+                logits.add(rows[0], seen.weights)
+            outputs.add(seen.inputs.flatten(0, -2), seen.weights.flatten())
+            targets.append(seen.target.cpu())
+    return BlockStatistics(logits=None if logits is None else logits.result(), head_output=outputs.result()), targets
 
 
-def joint_moments(repair: Repair, index: int, cut: Sublayer, stream: Stream, wanted: list[Tensor]) -> Moments:
-    """Moments of the inputs of `cut.output` on x̂ and of what it should give, side by side."""
-    joint = RunningMoments(cut.output.in_features + cut.output.out_features, repair.home)
-    for batch in on_device(stream, repair.device):
-        with input_of(cut.output) as inputs:
-            cut.branch(batch.x_hat, batch.sizes)
-        pair = torch.cat([inputs[0].flatten(0, -2), wanted[batch.index].to(repair.device).flatten(0, -2)], -1)
-        joint.add(pair, token_weights(stream, batch, index, cut).flatten())
+def observe_mlp(stream: Stream, branch: Sublayer, cfg: CompensationConfig) -> Moments:
+    """Moments of the hidden channels of the dense MLP on x̂ and of what fc2 should give, side by side."""
+    joint = RunningMoments(branch.output.in_features + branch.output.out_features, accumulation_device(stream.device))
+    for seen in observe(stream, branch, cfg):
+        joint.add(torch.cat([seen.inputs, seen.target], -1).flatten(0, -2), seen.weights.flatten())
     return joint.result()
 
 
-def repair_attention(repair: Repair, index: int, block: Block, sizes: Sizes, stream: Stream) -> dict[str, GroupError]:
-    """Heads, queries and keys are cut first; proj is refitted on the head outputs that these leave; then values go."""
-    cfg, home, errors = repair.cfg, repair.home, {}
-    dense, _ = sublayers(repair.dense, block)
-    whole = block_weights(repair.dense, block)
-    if whole.attn is None:  # it cannot be read, and so neither cut nor refitted
-        advance_dense(repair, dense, stream)
-        advance_attention(repair, index, block, stream)
-        return {}
-    found, wanted = observe_attention(repair, index, block, dense, stream)
-    groups = repair.groups - {"mlp"}
-    kept = keep(rank_block(whole, found, block, groups, repair.ranker, repair.context), block, sizes).attn
-    new = whole.attn
-    if kept is not None:
-        heads, qk = kept.heads.to(home), kept.qk.to(home)
-        v_bias = None if new.v_bias is None else new.v_bias[heads]
-        new = replace(new, v=new.v[heads], v_bias=v_bias, proj=new.proj[:, heads])
-        if found.logits is not None and qk.shape[1] < block.sizes.qk:
-            new, errors["qk"] = compensate_qk(new, found.logits, heads, qk, cfg)
-        else:
-            new = only_heads(new, heads)
-    replace_attention(repair.pruned, block, new)
-    cut, _ = sublayers(repair.pruned, block)
-    moments = joint_moments(repair, index, cut, stream, wanted)
-    proj, bias = refit(new.proj.flatten(1), moments, cfg.ridge_lambda)
-    new = replace(new, proj=proj.reshape(new.proj.shape), proj_bias=bias)
-    if kept is not None and kept.vo.shape[1] < block.sizes.vo:
-        inputs = select_moments(moments, torch.arange(proj.shape[1], device=home))
-        every = torch.arange(len(kept.heads), device=home)
-        new, errors["vo"] = compensate_vo(new, inputs, every, kept.vo.to(home), cfg)
-    replace_attention(repair.pruned, block, new)
-    advance_attention(repair, index, block, stream)
-    return errors
+def joint_moments(stream: Stream, cut: Sublayer, targets: list[Tensor]) -> Moments:
+    """Moments of the inputs of `cut.output` on x̂ and of what it should give, side by side."""
+    joint = RunningMoments(cut.output.in_features + cut.output.out_features, accumulation_device(stream.device))
+    for batch in stream.batches():
+        with input_of(cut.output) as inputs:
+            cut.branch(batch.x_hat, batch.sizes)
+        pair = [inputs[0].flatten(0, -2), targets[batch.index].to(stream.device).flatten(0, -2)]
+        joint.add(torch.cat(pair, -1), token_weights(stream, batch, cut).flatten())
+    return joint.result()
 
 
-def repair_mlp(repair: Repair, index: int, block: Block, sizes: Sizes, stream: Stream) -> dict[str, GroupError]:
-    """fc2 is refitted on the hidden channels of the pruned stream, which are then ranked and cut for the new fc2."""
-    errors: dict[str, GroupError] = {}
-    _, dense = sublayers(repair.dense, block)
-    whole = block_weights(repair.dense, block)
-    if whole.mlp is None:
-        advance_dense(repair, dense, stream)
-        advance_mlp(repair, block, stream)
-        return {}
-    inputs = dense.output.in_features
-    joint = RunningMoments(inputs + dense.output.out_features, repair.home)
-    for batch in on_device(stream, repair.device):
-        on_dense = dense.branch(batch.x)
-        with input_of(dense.output) as hidden:
-            own = dense.branch(batch.x_hat)
-        y = target(dense, batch, on_dense, own, repair.cfg)
-        weights = token_weights(stream, batch, index, dense)
-        joint.add(torch.cat([hidden[0], y], -1).flatten(0, -2), weights.flatten())
-        stream.dense[batch.index] = dense.added(batch.x, on_dense).cpu()
-    moments = joint.result()
-    fc2, bias = refit(whole.mlp.fc2, moments, repair.cfg.ridge_lambda)
-    new = replace(whole.mlp, fc2=fc2, fc2_bias=bias)
-    found = BlockStatistics(hidden=select_moments(moments, torch.arange(inputs, device=repair.home)))
-    mlp, ranker = repair.groups & {"mlp"}, repair.ranker
-    kept = keep(rank_block(replace(whole, mlp=new), found, block, mlp, ranker, repair.context), block, sizes).mlp
-    if kept is not None and found.hidden is not None:
-        new, errors["mlp"] = compensate_mlp(new, found.hidden, kept, repair.cfg)
-    replace_mlp(repair.pruned, block, new)
-    advance_mlp(repair, block, stream)
-    return errors
+# --- cut and refit --------------------------------------------------------------------------------------------
+
+
+def cut_logits(
+    attn: AttentionWeights,
+    statistics: BlockStatistics,
+    block: Block,
+    kept: KeptAttention | None,
+    cfg: CompensationConfig,
+    errors: dict[str, GroupError],
+) -> AttentionWeights:
+    """`attn` without the heads, queries and keys that go; values only lose those of the heads. Adds to `errors`."""
+    if kept is None:
+        return attn
+    heads, qk = kept.heads.to(attn.proj.device), kept.qk.to(attn.proj.device)
+    v_bias = None if attn.v_bias is None else attn.v_bias[heads]
+    attn = replace(attn, v=attn.v[heads], v_bias=v_bias, proj=attn.proj[:, heads])
+    if statistics.logits is None or qk.shape[1] == block.sizes.qk:
+        return only_heads(attn, heads)
+    attn, errors["qk"] = compensate_qk(attn, statistics.logits, heads, qk, cfg)
+    return attn
+
+
+def refit_proj(
+    attn: AttentionWeights,
+    moments: Moments,
+    kept: KeptAttention | None,
+    cfg: CompensationConfig,
+    errors: dict[str, GroupError],
+) -> AttentionWeights:
+    """`attn` with proj refitted on `moments` of the head outputs and its target; then values go. Adds to `errors`."""
+    proj, bias = refit(attn.proj.flatten(1), moments, cfg.ridge_lambda)
+    attn = replace(attn, proj=proj.reshape(attn.proj.shape), proj_bias=bias)
+    if kept is None or kept.vo.shape[1] == attn.v.shape[1]:
+        return attn
+    inputs = select_moments(moments, torch.arange(proj.shape[1], device=proj.device))
+    every = torch.arange(len(kept.heads), device=proj.device)
+    attn, errors["vo"] = compensate_vo(attn, inputs, every, kept.vo.to(proj.device), cfg)
+    return attn
+
+
+def refit_fc2(mlp: MlpWeights, moments: Moments, cfg: CompensationConfig) -> MlpWeights:
+    """`mlp` with fc2 refitted on `moments` of the hidden channels and its target."""
+    fc2, bias = refit(mlp.fc2, moments, cfg.ridge_lambda)
+    return replace(mlp, fc2=fc2, fc2_bias=bias)

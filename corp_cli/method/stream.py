@@ -12,8 +12,9 @@ from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.merging import merge_tokens
 from corp_cli.models.attention.maps import AttentionMaps
 from corp_cli.models.blocks import Block
-from corp_cli.models.streams import read_tokens, through, tokens
+from corp_cli.models.streams import enter, read_tokens, through, tokens
 from corp_cli.models.sublayers import Sublayer
+from corp_cli.models.token_block import mean_keys, prefix_tokens
 
 
 @dataclass
@@ -22,12 +23,26 @@ class Stream:
 
     weights: how often each token counts at the output of each block, [L, B, N] per batch; None: every token once.
     members: in which token of x̂ [B, n, D] each of x [B, N, D] was merged, [B, N] per batch; None: none was merged yet.
+    device: where batches are worked on. block: the index of the block at hand.
     """
 
     dense: list[Tensor]
     pruned: list[Tensor]
     weights: list[Tensor | None]
     members: list[Tensor | None]
+    device: torch.device
+    block: int = -1
+
+    def batches(self) -> Iterator[Batch]:
+        """Every batch, on the device."""
+        for i, (x, x_hat, members) in enumerate(zip(self.dense, self.pruned, self.members, strict=True)):
+            x, x_hat = x.to(self.device), x_hat.to(self.device)
+            if members is None:
+                yield Batch(i, x, x_hat)
+            else:
+                belongs = torch.nn.functional.one_hot(members.to(self.device).long(), x_hat.shape[1]).mT.to(x)
+                sizes = belongs.sum(-1, keepdim=True)
+                yield Batch(i, x, x_hat, belongs / sizes, sizes)
 
 
 @dataclass(frozen=True)
@@ -48,40 +63,12 @@ class Batch:
         return of_dense if self.mean is None else self.mean @ of_dense
 
 
-def on_device(stream: Stream, device: torch.device) -> Iterator[Batch]:
-    """Every batch."""
-    for i, (x, x_hat, members) in enumerate(zip(stream.dense, stream.pruned, stream.members, strict=True)):
-        x, x_hat = x.to(device), x_hat.to(device)
-        if members is None:
-            yield Batch(i, x, x_hat)
-        else:
-            belongs = torch.nn.functional.one_hot(members.to(device).long(), x_hat.shape[1]).mT.to(x)
-            sizes = belongs.sum(-1, keepdim=True)
-            yield Batch(i, x, x_hat, belongs / sizes, sizes)
-
-
-def token_weights(stream: Stream, batch: Batch, block: int, branch: Sublayer) -> Tensor:
-    """How often each token counts that the module of a branch of a block sees of x̂; those filled up, never."""
-    given = stream.weights[batch.index]
-    if given is None:
-        weights = batch.x_hat.new_ones(batch.x_hat.shape[:-1])
-    else:
-        weights = batch.pooled(given[block].to(batch.x)[..., None])[..., 0]
-        weights = weights if batch.sizes is None else weights * batch.sizes[..., 0]
-    return branch.split(weights[..., None])[..., 0]
-
-
-def merge_stream(stream: Stream, batch: Batch, x_hat: Tensor, keys: Tensor, prefix: int, count: int) -> None:
-    """Merge `count` tokens of x̂ [B, n, D], by keys [B, n, d], and remember which of x they stand for."""
-    mean = torch.eye(x_hat.shape[1]).to(x_hat).expand(len(x_hat), -1, -1) if batch.mean is None else batch.mean
-    sizes = x_hat.new_ones(*x_hat.shape[:2], 1) if batch.sizes is None else batch.sizes
-    both, _ = merge_tokens(torch.cat([x_hat, mean], -1), keys, sizes, prefix, count)
-    merged, mean = both.split([x_hat.shape[-1], mean.shape[-1]], -1)
-    stream.pruned[batch.index], stream.members[batch.index] = merged.cpu(), mean.argmax(1).short().cpu()
-
-
 def start_streams(
-    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], cfg: CompensationConfig
+    model: nn.Module,
+    blocks: tuple[Block, ...],
+    batches: Iterable[Tensor],
+    cfg: CompensationConfig,
+    device: torch.device,
 ) -> Stream:
     """The input of the first block, and the weights of its tokens, for every batch of images.
 
@@ -94,7 +81,56 @@ def start_streams(
         found.append(x.cpu())
         sequence = x.ndim == 3
         weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu() if sequence else None)
-    return Stream(found, list(found), weights, [None] * len(found))
+    return Stream(found, list(found), weights, [None] * len(found), device)
+
+
+# --- on its way -----------------------------------------------------------------------------------------------
+
+
+def enter_block(stream: Stream, dense: nn.Module, block: Block) -> None:
+    """Both streams become the input of `block`, the next one."""
+    stream.block += 1
+    for batch in stream.batches():
+        both = (enter(dense, block, t).cpu() for t in (batch.x, batch.x_hat))
+        stream.dense[batch.index], stream.pruned[batch.index] = both
+
+
+def advance_dense(stream: Stream, branch: Sublayer) -> None:
+    """x ← what comes out behind the dense branch."""
+    for batch in stream.batches():
+        stream.dense[batch.index] = branch.added(batch.x, branch.branch(batch.x)).cpu()
+
+
+def advance_pruned(stream: Stream, branch: Sublayer) -> None:
+    """x̂ ← what comes out behind the pruned branch."""
+    for batch in stream.batches():
+        stream.pruned[batch.index] = branch.added(batch.x_hat, branch.branch(batch.x_hat, batch.sizes)).cpu()
+
+
+def advance_merging(stream: Stream, branch: Sublayer, pruned: nn.Module, block: Block, count: int) -> None:
+    """x̂ ← what comes out behind the pruned attention and the merging of `count` tokens, by its keys."""
+    for batch in stream.batches():
+        x_hat = branch.added(batch.x_hat, branch.branch(batch.x_hat, batch.sizes))
+        keys = mean_keys(pruned, block, branch.pre(batch.x_hat))
+        mean = torch.eye(x_hat.shape[1]).to(x_hat).expand(len(x_hat), -1, -1) if batch.mean is None else batch.mean
+        sizes = x_hat.new_ones(*x_hat.shape[:2], 1) if batch.sizes is None else batch.sizes
+        both, _ = merge_tokens(torch.cat([x_hat, mean], -1), keys, sizes, prefix_tokens(pruned), count)
+        merged, mean = both.split([x_hat.shape[-1], mean.shape[-1]], -1)
+        stream.pruned[batch.index], stream.members[batch.index] = merged.cpu(), mean.argmax(1).short().cpu()
+
+
+# --- how often each token counts ------------------------------------------------------------------------------
+
+
+def token_weights(stream: Stream, batch: Batch, branch: Sublayer) -> Tensor:
+    """How often each token counts that the module of a branch of this block sees of x̂; those filled up, never."""
+    given = stream.weights[batch.index]
+    if given is None:
+        weights = batch.x_hat.new_ones(batch.x_hat.shape[:-1])
+    else:
+        weights = batch.pooled(given[stream.block].to(batch.x)[..., None])[..., 0]
+        weights = weights if batch.sizes is None else weights * batch.sizes[..., 0]
+    return branch.split(weights[..., None])[..., 0]
 
 
 def uniform_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg: CompensationConfig) -> Tensor:

@@ -34,7 +34,7 @@ def pruned_sizes(pruned: nn.Module, dense: nn.Module) -> dict[str, PrunedSizes]:
         if new.sizes.mlp > 0 and _mlp_sizes(pruned, new) != _mlp_sizes(dense, old):
             mlp = _mlp_sizes(pruned, new)
         whole = pruned.get_submodule(new.name)
-        spared = (whole.tokens, whole.merge) if isinstance(whole, TokenBlock) else (None, None)
+        spared = (whole.updated_tokens, whole.merge) if isinstance(whole, TokenBlock) else (None, None)
         if attn or mlp:
             found[new.name] = PrunedSizes(attn, mlp, *spared)
     return found

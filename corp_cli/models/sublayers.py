@@ -41,14 +41,17 @@ class Sublayer:
     gain: Tensor | float | None
     split: Function = _same
     merge: Callable[[Tensor, Tensor], Tensor] = _back
+    attends: bool = False  # plain attention, which can be told how many tokens each stands for
 
     def branch(self, stream: Tensor, sizes: Tensor | None = None) -> Tensor:
         """module(split(pre(stream))): what the branch adds, before `merge` and `post`.
 
-        sizes [B, N, 1], for plain attention: how many tokens each of the stream stands for.
+        sizes [B, N, 1]: how many tokens each of the stream stands for, which counts for attention only.
         """
         given = self.split(self.pre(stream))
-        return self.module(given) if sizes is None else self.module(given, attn_mask=size_bias(sizes))
+        if sizes is None or not self.attends:
+            return self.module(given)
+        return self.module(given, attn_mask=size_bias(sizes))
 
     def added(self, stream: Tensor, out: Tensor) -> Tensor:
         """The stream behind the branch, which gave `out`."""
@@ -68,7 +71,7 @@ def _plain(block: Any, arguments: dict[str, Any]) -> Pair:
     """x + ls(f(norm(x))): timm's Block."""
     attn, mlp = block.attn, block.mlp
     return (
-        Sublayer(block.norm1, partial(attn, **arguments), block.ls1, attn.proj, _gain(block.ls1)),
+        Sublayer(block.norm1, partial(attn, **arguments), block.ls1, attn.proj, _gain(block.ls1), attends=True),
         Sublayer(block.norm2, mlp, block.ls2, mlp.fc2, _gain(block.ls2)),
     )
 

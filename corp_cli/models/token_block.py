@@ -17,7 +17,7 @@ LEAST_TOKENS = 0.125  # of the patches, this fraction is not merged away
 
 
 class TokenBlock(nn.Module):
-    """A block of timm that merges `merge` tokens behind its attention, or updates only the first `tokens` of them.
+    """A block of timm that merges `merge` tokens behind its attention, or updates only the first `updated_tokens`.
 
     Once tokens were merged the stream is [B, N, D + 1] until the block that is `last`: its last channel holds how many
     tokens s each stands for, log s is added to their logits, and one that stands for many is attended to as they were
@@ -26,7 +26,7 @@ class TokenBlock(nn.Module):
     their names.
     """
 
-    def __init__(self, block: nn.Module, prefix: int, merge: int, tokens: int | None, last: bool) -> None:
+    def __init__(self, block: nn.Module, prefix: int, merge: int, updated_tokens: int | None, last: bool) -> None:
         """Takes over the modules of `block`, whose attention is a PlainAttention."""
         super().__init__()
         self.norm1, attn, self.ls1, self.drop_path1 = map(block.get_submodule, ("norm1", "attn", "ls1", "drop_path1"))
@@ -34,8 +34,9 @@ class TokenBlock(nn.Module):
             block.get_submodule, ("norm2", "mlp", "ls2", "drop_path2")
         )
         assert isinstance(attn, PlainAttention)
-        self.attn, self.prefix, self.merge, self.tokens, self.last = attn, prefix, merge, tokens, last
-        attn.queries = tokens
+        self.attn, self.prefix, self.merge, self.last = attn, prefix, merge, last
+        self.updated_tokens = updated_tokens
+        attn.updated_tokens = updated_tokens
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x [B, N, D] or [B, N, D + 1] → [B, N - merge, D or D + 1]."""
@@ -44,7 +45,8 @@ class TokenBlock(nn.Module):
             bias = size_bias(sizes)
             attn_mask = bias if attn_mask is None else attn_mask + bias
         q, k, v = self.attn.heads(self.norm1(x))
-        read, others = x[:, : self.tokens], x[:, x.shape[1] if self.tokens is None else self.tokens :]
+        count = x.shape[1] if self.updated_tokens is None else self.updated_tokens
+        read, others = x[:, :count], x[:, count:]
         read = read + self.drop_path1(self.ls1(self.attn.attend(q, k, v, attn_mask, is_causal)))
         if self.merge > 0:
             sizes = x.new_ones(*x.shape[:2], 1) if sizes is None else sizes
@@ -55,7 +57,7 @@ class TokenBlock(nn.Module):
 
     def extra_repr(self) -> str:
         """For print(model)."""
-        return f"merge={self.merge}, tokens={self.tokens}"
+        return f"merge={self.merge}, updated_tokens={self.updated_tokens}"
 
 
 def split_sizes(x: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
@@ -84,13 +86,13 @@ def most_merged(model: nn.Module) -> int:
     return int((1 - LEAST_TOKENS) * patches) if patches and read_tokens(model) > 0 else 0
 
 
-def spare_tokens(model: nn.Module, merge: tuple[int, ...], tokens: int | None) -> None:
-    """Let block i merge merge[i] tokens (none: an empty tuple), and the last block update only the first `tokens`."""
+def spare_tokens(model: nn.Module, merge: tuple[int, ...], updated_tokens: int | None) -> None:
+    """Let block i merge merge[i] tokens (none: an empty tuple), and the last update only the first `updated_tokens`."""
     blocks = blocks_of(model)
     for i, block in enumerate(blocks):
         last = block == blocks[-1]
-        if any(merge[: i + 1]) or (last and tokens is not None):
-            _spare(model, block, merge[i] if merge else 0, tokens if last else None, last)
+        if any(merge[: i + 1]) or (last and updated_tokens is not None):
+            _spare(model, block, merge[i] if merge else 0, updated_tokens if last else None, last)
 
 
 def put_token_blocks(model: nn.Module) -> None:
@@ -100,11 +102,11 @@ def put_token_blocks(model: nn.Module) -> None:
         _spare(model, block, 0, None, block == blocks[-1])
 
 
-def _spare(model: nn.Module, block: Block, merge: int, tokens: int | None, last: bool) -> None:
+def _spare(model: nn.Module, block: Block, merge: int, updated_tokens: int | None, last: bool) -> None:
     attn = block_weights(model, block).attn
     assert attn is not None
     replace_attention(model, block, attn)
-    put_token_block(model, block, merge, tokens, last)
+    put_token_block(model, block, merge, updated_tokens, last)
 
 
 def mean_keys(model: nn.Module, block: Block, normed: Tensor) -> Tensor:
@@ -114,8 +116,8 @@ def mean_keys(model: nn.Module, block: Block, normed: Tensor) -> Tensor:
     return attn.heads(normed)[1].mean(1)
 
 
-def put_token_block(model: nn.Module, block: Block, merge: int, tokens: int | None, last: bool) -> None:
+def put_token_block(model: nn.Module, block: Block, merge: int, updated_tokens: int | None, last: bool) -> None:
     """Put a TokenBlock in the place of `block`, whose attention is a PlainAttention already."""
     module = model.get_submodule(block.name)
-    new = TokenBlock(module, prefix_tokens(model), merge, tokens, last)
+    new = TokenBlock(module, prefix_tokens(model), merge, updated_tokens, last)
     put_module(model, block.name, new.train(module.training))

@@ -10,6 +10,7 @@ from typing import Any
 from corp_cli.config.gate import GateConfig, LimitsConfig
 from corp_cli.errors import CorpError, GateError
 from corp_cli.report.gate_input import LAYOUTS, Measured, measured
+from corp_cli.report.schema import REPORT
 
 OK, WORSE, SKIPPED = "ok", "worse", "skipped"
 ROUNDING = 1e-6  # files hold six significant digits
@@ -215,12 +216,5 @@ def require_passed(rows: list[Row], what: str, advice: str) -> None:
 def require_within(limits: LimitsConfig, content: dict[str, Any], folder: str) -> None:
     """Raise GateError where the `content` of report.json, which is in `folder`, breaks a limit."""
     if limits.limits():
-        rows = list(hold(measured(content, "report.json"), limits))
+        rows = list(hold(measured(content, REPORT), limits))
         require_passed(rows, "The result breaks a limit", f"its files are in {folder}")
-
-
-def require_labels(limits: LimitsConfig, labelled: bool) -> None:
-    """Raise CorpError where a limit needs labels and there are none: better now than after the run."""
-    for key in ("max_top1_drop", "max_top5_drop"):
-        if key in limits.limits() and not labelled:
-            raise CorpError(f"gate.{key} needs labels and the evaluation images have none; {LABELS}.")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from corp_cli.errors import CorpError
+from corp_cli.report.schema import EVALUATION, REPORT, SCHEMA_VERSION
 
-SCHEMA_VERSION = 1  # of the files that are compared
 MACHINE = ("device", "device_name", "cpu_count", "cpu_capability", "torch_threads")
 
 
@@ -22,7 +22,7 @@ class Layout:
 
 
 LAYOUTS = {
-    "report.json": Layout(
+    REPORT: Layout(
         "corp prune",
         {
             "architecture": "model.timm_name",
@@ -42,7 +42,7 @@ LAYOUTS = {
             "dense_throughput": "throughput.images_per_second.dense",
         },
     ),
-    "evaluation.json": Layout(
+    EVALUATION: Layout(
         "corp evaluate",
         {
             "architecture": "model.timm_name",
@@ -78,7 +78,7 @@ class Measured:
 
 def measured(content: Any, name: str) -> Measured:
     """What the JSON `content` of the file `name` says. Raises CorpError where it is no report of this version."""
-    kind = "evaluation.json" if at(content, "results") is not None else "report.json"
+    kind = REPORT if at(content, "results") is None else EVALUATION
     layout = LAYOUTS[kind]
     version = at(content, "schema_version")
     if version is None or at(content, layout.same["architecture"]) is None:
@@ -92,7 +92,7 @@ def measured(content: Any, name: str) -> Measured:
         )
     same = {what: at(content, path) for what, path in layout.same.items()}
     for what, path in layout.same.items():
-        if same[what] is None and not (kind == "evaluation.json" and what == "weights"):  # null for a dense model
+        if same[what] is None and not (kind == EVALUATION and what == "weights"):  # null for a dense model
             raise CorpError(f"{name} lacks {path}; give the whole {kind}, as {layout.command} wrote it.")
     figures = {figure: number(content, path, name) for figure, path in layout.figures.items()}
     fast, slow = figures["throughput"], figures["dense_throughput"]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from corp_cli.export.write import CHECKPOINT
-from corp_cli.report.report import REPORT, Report
+from corp_cli.files.output import CHECKPOINT
+from corp_cli.report.schema import REPORT, Report
 from corp_cli.runtime import console
-from corp_cli.sizes.plan import PLAN
+from corp_cli.sizes.plan_file import PLAN
 
 FIDELITY = (
     ("agreement", "agreement", "{:.1f}%"),
@@ -26,30 +26,26 @@ def _change(dense: float, pruned: float, unit: float, suffix: str, digits: int) 
 
 def summary(report: Report) -> Table:
     """Dense against pruned: size, fidelity, accuracy and speed."""
-    table = Table(title=f"{report.model['name']}, {report.config['recipe']} recipe", title_justify="left")
+    table = Table(title=f"{report.model.name}, {report.config['recipe']} recipe", title_justify="left")
     for column in ("", "dense", "pruned", "change"):
         table.add_column(column, justify="left" if column == "" else "right")
-    dense, pruned = report.size["dense"], report.size["pruned"]
-    unit, suffix = (1e6, " M") if dense["parameters"] >= 1e6 else (1e3, " k")
-    table.add_row("parameters", *_change(dense["parameters"], pruned["parameters"], unit, suffix, 2))
-    unit, suffix = (1e9, " G") if dense["macs"] >= 1e8 else (1e6, " M")
-    table.add_row("MACs", *_change(dense["macs"], pruned["macs"], unit, suffix, 3))
+    dense, pruned = report.size.dense, report.size.pruned
+    unit, suffix = (1e6, " M") if dense.parameters >= 1e6 else (1e3, " k")
+    table.add_row("parameters", *_change(dense.parameters, pruned.parameters, unit, suffix, 2))
+    unit, suffix = (1e9, " G") if dense.macs >= 1e8 else (1e6, " M")
+    table.add_row("MACs", *_change(dense.macs, pruned.macs, unit, suffix, 3))
     if report.throughput:
-        fast = report.throughput["images_per_second"]
+        fast = report.throughput.images_per_second
         table.add_row("images/s", *_change(fast["dense"], fast["pruned"], 1, "", 0))
-    before, after = report.evaluation["uncompensated"], report.evaluation["pruned"]
+    before, after = report.evaluation.uncompensated, report.evaluation.pruned
     for key, label in (("top1", "top-1"), ("top5", "top-5"), ("knn_top1", "k-NN top-1")):
-        base = report.evaluation["dense"][key]
+        base, cut, found = (getattr(one, key) for one in (report.evaluation.dense, before, after))
         if base is not None:
-            table.add_row(
-                label,
-                f"{base:.1f}%",
-                f"{after[key]:.1f}%",
-                f"{after[key] - base:+.1f} (uncompensated {before[key]:.1f}%)",
-            )
+            table.add_row(label, f"{base:.1f}%", f"{found:.1f}%", f"{found - base:+.1f} (uncompensated {cut:.1f}%)")
     for key, label, form in FIDELITY:
-        if after[key] is not None:
-            table.add_row(label, "", form.format(after[key]), f"(uncompensated {form.format(before[key])})")
+        cut, found = getattr(before, key), getattr(after, key)
+        if found is not None:
+            table.add_row(label, "", form.format(found), f"(uncompensated {form.format(cut)})")
     return table
 
 
@@ -57,15 +53,15 @@ def show(report: Report, folder: Path) -> None:
     """The table, on which images it was measured, and one line that says where everything is."""
     out, seen = console.out(), report.evaluation
     out.print(summary(report))
-    what = "accuracy and fidelity" if seen["labelled_images"] else "fidelity (no labels)"
+    what = "accuracy and fidelity" if seen.labelled_images else "fidelity (no labels)"
     out.print(
-        f"Calibrated on {report.calibration['images']} images of {report.calibration['source']}; "
-        f"{what} on {seen['images']} images of {seen['source']}"
-        f"{'' if seen['held_out'] else ', of which some were calibrated on'}.",
+        f"Calibrated on {report.calibration.images} images of {report.calibration.source}; "
+        f"{what} on {seen.images} images of {seen.source}"
+        f"{'' if seen.held_out else ', of which some were calibrated on'}.",
         markup=False,
     )
-    for line in report.sparsity["skipped"]:
+    for line in report.sparsity.skipped:
         console.warn(f"left alone: {line}")
     seconds = sum(report.stage_seconds.values())
-    exported = "".join(f", {file['file']}" for file in report.export or [])
+    exported = "".join(f", {file.file}" for file in report.export or [])
     out.print(f"Wrote {CHECKPOINT}{exported}, {REPORT} and {PLAN} to {folder} in {seconds:.1f} s.", markup=False)

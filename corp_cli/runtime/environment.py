@@ -6,13 +6,15 @@ import os
 import platform
 import resource
 import sys
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from corp_cli.version import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 CHECKOUT = Path(__file__).parents[2]  # where corp runs from its sources
 
@@ -43,24 +45,51 @@ def git_commit(checkout: Path = CHECKOUT) -> str | None:
         return None
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, commit, platform, device and threads, as JSON types."""
+@dataclass(frozen=True)
+class Environment:
+    """What the figures of a report depend on besides models, images and settings."""
+
+    versions: dict[str, str]
+    git_commit: str | None
+    platform: str
+    device: str
+    device_name: str
+    cpu_count: int | None
+    cpu_capability: str
+    torch_threads: int
+    torch_interop_threads: int
+
+
+def environment(device: torch.device) -> Environment:
+    """That of this process, which computes on `device`."""
+    import torch
+
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "versions": versions(),
-        "git_commit": git_commit(),
-        "platform": platform.platform(),
-        "device": str(device),
-        "device_name": name,
-        "cpu_count": os.cpu_count(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "torch_threads": torch.get_num_threads(),
-        "torch_interop_threads": torch.get_num_interop_threads(),
-    }
+    return Environment(
+        versions(),
+        git_commit(),
+        platform.platform(),
+        str(device),
+        name,
+        os.cpu_count(),
+        torch.backends.cpu.get_cpu_capability(),
+        torch.get_num_threads(),
+        torch.get_num_interop_threads(),
+    )
 
 
-def peak_memory_mib(device: torch.device) -> dict[str, float | None]:
+@dataclass(frozen=True)
+class Memory:
     """Peak resident memory of this process and, on CUDA only, peak allocated device memory, in MiB."""
+
+    host: float
+    device: float | None
+
+
+def peak_memory_mib(device: torch.device) -> Memory:
+    """What this process took at most so far."""
+    import torch
+
     unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss: bytes on macOS, KiB elsewhere
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    return {"host": host, "device": torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None}
+    return Memory(host, torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None)

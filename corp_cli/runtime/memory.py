@@ -26,11 +26,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
-def halving_batches(work: Callable[[Config], T], cfg: Config, group: str) -> T:
-    """work(cfg); each time memory runs out, again with half of `cfg.<group>.batch_size`, down to 1, and a warning.
+def halving_batches(work: Callable[[Config], T], cfg: Config, name: str) -> T:
+    """work(cfg); each time memory runs out, again with half of `cfg.batch_size`, down to 1, and a warning.
 
-    The work starts afresh, so that no statistics of a half-processed batch are left in its sums. That costs little:
-    all batches are of one size, so memory runs out on the first of them if at all. Raises CorpError at batches of 1.
+    `name` is that of the config section in messages. The work starts afresh, so that no statistics of a half-processed
+    batch are left in its sums. That costs little: all batches are of one size, so memory runs out on the first of them
+    if at all. Raises CorpError at batches of 1.
     """
     smaller: Any = cfg
     while True:
@@ -39,15 +40,14 @@ def halving_batches(work: Callable[[Config], T], cfg: Config, group: str) -> T:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            part = getattr(smaller, group)
-            if part.batch_size == 1:
+            if smaller.batch_size == 1:
                 raise CorpError(
-                    f"Memory ran out even with {group}.batch_size=1; close other programs, or use device=cpu or a "
+                    f"Memory ran out even with {name}.batch_size=1; close other programs, or use device=cpu or a "
                     "smaller model."
                 ) from error
-        half = part.batch_size // 2
-        console.warn(f"memory ran out with {group}.batch_size={part.batch_size}; going on with {half}.")
-        smaller = replace(smaller, **{group: replace(part, batch_size=half)})
+        half = smaller.batch_size // 2
+        console.warn(f"memory ran out with {name}.batch_size={smaller.batch_size}; going on with {half}.")
+        smaller = replace(smaller, batch_size=half)
         release()
 
 

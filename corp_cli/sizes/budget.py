@@ -17,10 +17,10 @@ from torch import Tensor
 
 from corp_cli.config.prune import SparsityConfig
 from corp_cli.errors import CorpError
-from corp_cli.method.rank import kept_size
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.loading import ModelSpec
 from corp_cli.sizes.costs import Cost, TokenCosts, cost_of, linear_costs, mac_costs
+from corp_cli.sizes.uniform import kept_size
 
 LEAST = 0.1  # a budget leaves at least this fraction of every group
 TIE = 1e-6  # fraction of the largest damage that does not count
@@ -97,8 +97,9 @@ def no_stdout() -> Iterator[None]:
 class Budget:
     """What may be spent: of the `dense` cost, `fraction` is to go; sizes go down from `base`, `fixed` is in no size.
 
-    Costs are MACs of one image, parameters, or seconds of a forward pass. `tokens`: how many the last block updates
-    (None: all); `merge`: how many every block merges (empty: none); `token_costs`: None where none may be merged.
+    Costs are MACs of one image, parameters, or seconds of a forward pass. `updated_tokens`: how many leading ones the
+    last block updates (None: all); `merge`: how many every block merges (empty: none); `token_costs`: None where none
+    may be merged.
     """
 
     kind: str  # macs, params or latency
@@ -108,7 +109,7 @@ class Budget:
     base: tuple[Sizes, ...]
     costs: tuple[Cost, ...]
     round_to: int
-    tokens: int | None = None
+    updated_tokens: int | None = None
     token_costs: TokenCosts | None = None
     merge: tuple[int, ...] = ()
 
@@ -173,7 +174,7 @@ def make_budget(
     blocks: tuple[Block, ...],
     cfg: SparsityConfig,
     base: tuple[Sizes, ...],
-    tokens: int | None = None,
+    updated_tokens: int | None = None,
     merges: bool = False,
 ) -> Budget:
     """The budget of `sparsity.macs` or `sparsity.params`: a fraction of the dense model's cost to remove.
@@ -184,10 +185,10 @@ def make_budget(
     kind, fraction = ("params", cfg.params) if cfg.macs is None else ("macs", cfg.macs)
     assert fraction is not None
     dense = cost_of(spec, blocks, tuple(block.sizes for block in blocks), kind)
-    costs = linear_costs(spec, blocks, base, kind, tokens)
-    fixed = cost_of(spec, blocks, base, kind, tokens) - sum(float(cost.values[-1]) for cost in costs)
-    by_token = mac_costs(spec, blocks, base, tokens) if merges else None
-    return Budget(kind, fraction, dense, fixed, base, costs, cfg.round_to, tokens, by_token).require_met()
+    costs = linear_costs(spec, blocks, base, kind, updated_tokens)
+    fixed = cost_of(spec, blocks, base, kind, updated_tokens) - sum(float(cost.values[-1]) for cost in costs)
+    by_token = mac_costs(spec, blocks, base, updated_tokens) if merges else None
+    return Budget(kind, fraction, dense, fixed, base, costs, cfg.round_to, updated_tokens, by_token).require_met()
 
 
 def uniform(budget: Budget, fraction: float) -> tuple[Sizes, ...]:

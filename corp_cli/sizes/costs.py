@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
-from torch import nn
 
-from corp_cli.measure.macs import count_macs, count_module
+from corp_cli.measure.macs import count_module
 from corp_cli.models.attention.plain import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
-from corp_cli.models.loading import ModelSpec, parameters, skeleton
-from corp_cli.models.resize import MlpSizes, PrunedSizes, resize
+from corp_cli.models.counts import count, sized_skeleton
+from corp_cli.models.loading import ModelSpec
+from corp_cli.models.resize import MlpSizes, PrunedSizes
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import LEAST_TOKENS, prefix_tokens
 
@@ -79,31 +79,25 @@ def cost_of(
     blocks: tuple[Block, ...],
     sizes: tuple[Sizes, ...],
     kind: str,
-    tokens: int | None = None,
+    updated_tokens: int | None = None,
     merge: tuple[int, ...] = (),
 ) -> int:
-    """MACs of one image, or parameters, of the model at these sizes, counted on the meta device."""
-    model = cut_skeleton(spec, blocks, sizes, tokens, merge)
-    return count_macs(model, spec.data["input_size"]) if kind == "macs" else parameters(model)
+    """MACs of one image, or parameters, of the model at these sizes; see Budget for `updated_tokens` and `merge`."""
+    found = count(spec, pruned_blocks(blocks, sizes, updated_tokens, merge))
+    return found.macs if kind == "macs" else found.parameters
 
 
-def cut_skeleton(
-    spec: ModelSpec,
-    blocks: tuple[Block, ...],
-    sizes: tuple[Sizes, ...],
-    tokens: int | None = None,
-    merge: tuple[int, ...] = (),
-) -> nn.Module:
-    """The model at these sizes, on the meta device; see Budget for `tokens` and `merge`."""
-    model = skeleton(spec)
+def pruned_blocks(
+    blocks: tuple[Block, ...], sizes: tuple[Sizes, ...], updated_tokens: int | None = None, merge: tuple[int, ...] = ()
+) -> dict[str, PrunedSizes]:
+    """block name → what it is built from at these sizes."""
     pruned = {b.name: _pruned_sizes(b, s) for b, s in zip(blocks, sizes, strict=True)}
     for i, block in enumerate(blocks):
         if any(merge[: i + 1]):
             pruned[block.name] = replace(pruned[block.name], merge=merge[i])
-    if tokens is not None:
-        pruned[blocks[-1].name] = replace(pruned[blocks[-1].name], tokens=tokens)
-    resize(model, pruned)
-    return model
+    if updated_tokens is not None:
+        pruned[blocks[-1].name] = replace(pruned[blocks[-1].name], tokens=updated_tokens)
+    return pruned
 
 
 def _pruned_sizes(block: Block, sizes: Sizes) -> PrunedSizes:
@@ -126,30 +120,32 @@ def free_groups(blocks: tuple[Block, ...], base: tuple[Sizes, ...]) -> list[tupl
 
 
 def linear_costs(
-    spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...], kind: str, tokens: int | None = None
+    spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...], kind: str, updated_tokens: int | None = None
 ) -> tuple[Cost, ...]:
     """The cost of every group of every block. MACs and parameters are linear in every size."""
     costs: list[Cost] = []
     known: dict[tuple[str, Sizes, str, bool], float] = {}
-    whole = cost_of(spec, blocks, base, kind, tokens)
+    whole = cost_of(spec, blocks, base, kind, updated_tokens)
     for i, group in free_groups(blocks, base):
         size = getattr(base[i], group)
         key = blocks[i].place, base[i], group, i == len(base) - 1
         if key not in known:
             smaller = list(base)
             smaller[i] = replace(base[i], **{group: size // 2})
-            cut = cost_of(spec, blocks, tuple(smaller), kind, tokens)
+            cut = cost_of(spec, blocks, tuple(smaller), kind, updated_tokens)
             known[key] = (whole - cut) / (size - size // 2)
         costs.append(Cost(i, (group,), ((0, size),), np.array([0.0, known[key] * size])))
     return tuple(costs)
 
 
-def mac_costs(spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...], unread: int | None) -> TokenCosts:
-    """MACs of one image by tokens, counted on the meta device; `unread`: how many the last block updates (None: all).
+def mac_costs(
+    spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...], updated_tokens: int | None
+) -> TokenCosts:
+    """MACs of one image by tokens, counted on the meta device; the last block updates some of them (None: all).
 
     Attention is quadratic in the tokens, the MLP linear; that of a last block that updates some sees only those.
     """
-    model = cut_skeleton(spec, blocks, base, unread)
+    model = sized_skeleton(spec, pruned_blocks(blocks, base, updated_tokens))
     stream = tokens(model, torch.empty(1, *spec.data["input_size"], device="meta"))
     whole, width = stream.shape[1:]
     points = whole, whole // 2, whole // 4
@@ -157,8 +153,9 @@ def mac_costs(spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...
     mlp: list[Floats] = []
     for i, block in enumerate(blocks):
         for path, found in ((block.attn, attn), (block.mlp, mlp)):
-            if path == block.mlp and unread is not None and i == len(blocks) - 1:
-                found.append(np.full(whole + 1, float(count_module(model.get_submodule(path), stream[:, :unread]))))
+            if path == block.mlp and updated_tokens is not None and i == len(blocks) - 1:
+                macs = count_module(model.get_submodule(path), stream[:, :updated_tokens])
+                found.append(np.full(whole + 1, float(macs)))
                 continue
             counts = [count_module(model.get_submodule(path), stream[:, :n]) for n in points]
             found.append(np.polynomial.Polynomial.fit(points, counts, 2)(np.arange(whole + 1)))

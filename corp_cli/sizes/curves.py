@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor, nn
 
-from corp_cli.config.prune import PruneConfig
+from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.lowrank import logit_factors, output_factors
+from corp_cli.linalg.moments import diagonal_blocks
 from corp_cli.linalg.obs import removal_order
 from corp_cli.method.compensate import compensate_block, replace_block
-from corp_cli.method.rank import Scores, keep
+from corp_cli.method.keep import keep
+from corp_cli.method.rank import Scores
 from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights, put_module
 from corp_cli.models.blocks import Block, BlockWeights, Sizes
@@ -62,9 +64,7 @@ def reconstruction_errors(
         _, _, sigma = logit_factors(statistics.logits.gram_q, statistics.logits.gram_k_centred)
     else:
         assert statistics.head_output is not None
-        heads, dense, _ = weights.attn.v.shape
-        cov = statistics.head_output.covariance
-        of_head = torch.stack([cov[i : i + dense, i : i + dense] for i in range(0, heads * dense, dense)])
+        of_head = diagonal_blocks(statistics.head_output.covariance, weights.attn.v.shape[1])
         _, _, sigma = output_factors(of_head, weights.attn.proj.transpose(0, 1))
     spectrum = sigma.square().sum(0)
     return torch.cat([spectrum.flip(0).cumsum(0).flip(0), spectrum.new_zeros(1)])
@@ -108,7 +108,7 @@ def damage_curves(
     anchors: tuple[float, ...],
     wanted: Collection[tuple[int, str]],
     batches: Iterable[Tensor],
-    cfg: PruneConfig,
+    cfg: CompensationConfig,
 ) -> list[Curve]:
     """The curve of every `wanted` (block, group), all others being cut to the sizes `context`.
 
@@ -119,11 +119,11 @@ def damage_curves(
     if merging:
         model = copy.deepcopy(model)
         put_token_blocks(model)
-    around, repair = copy.deepcopy(model), cfg.compensation
+    around = copy.deepcopy(model)
     dense = tuple(block_weights(model, block) for block in blocks)
     every = zip(blocks, dense, statistics, scores, context, strict=True)
     for block, weights, statistic, score, sizes in console.track(every, "context", len(blocks)):
-        replace_block(around, block, compensate_block(weights, statistic, keep(score, block, sizes), repair)[0])
+        replace_block(around, block, compensate_block(weights, statistic, keep(score, block, sizes), cfg)[0])
     streams, references, classifies = [], [], getattr(model, "num_classes", None) != 0
     damage_of = divergence if classifies else distance
     for images in batches:
@@ -154,13 +154,13 @@ def damage_curves(
                     continue
                 trial = keep(scores[i], block, replace(context[i], **{group: point}))
                 half = replace(trial, attn=None) if group == "mlp" else replace(trial, mlp=None)
-                weights, _ = compensate_block(dense[i], statistics[i], half, repair)
+                weights, _ = compensate_block(dense[i], statistics[i], half, cfg)
                 put_module(around, block.name, copy.deepcopy(in_context))
                 path = block.mlp if group == "mlp" else block.attn
                 put_module(around, path, copy.deepcopy(model.get_submodule(path)))
                 replace_block(around, block, weights)
                 damage.append(outcome(streams, blocks[i:]))
-            errors = reconstruction_errors(group, dense[i], statistics[i], repair.ridge_lambda)
+            errors = reconstruction_errors(group, dense[i], statistics[i], cfg.ridge_lambda)
             curves.append(Curve(i, group, interpolate(errors, points, damage)))
         put_module(around, block.name, in_context)
         streams = [through(around, block, x) for x in streams]

@@ -17,9 +17,9 @@ from corp_cli.measure.timing import pass_seconds
 from corp_cli.models.adapter import resize_attention, resize_mlp
 from corp_cli.models.attention.plain import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
+from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import prefix_tokens
-from corp_cli.prepare import Inputs
 from corp_cli.runtime import console
 from corp_cli.sizes.budget import Budget
 from corp_cli.sizes.costs import Cost, Floats, TokenCosts, free_groups
@@ -30,7 +30,7 @@ PASSES, MAX_SECONDS = 20, 5.0  # of every module that is timed, in turns
 
 
 def latency_budget(
-    inputs: Inputs, cfg: SparsityConfig, base: tuple[Sizes, ...], unread: int | None, merges: bool
+    dense: LoadedModel, cfg: SparsityConfig, base: tuple[Sizes, ...], updated_tokens: int | None, merges: bool
 ) -> Budget:
     """The budget of `sparsity.latency`: a fraction of the dense model's forward pass to remove, in seconds.
 
@@ -39,34 +39,34 @@ def latency_budget(
     """
     dtype = getattr(torch, cfg.latency_dtype)
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(cfg.latency_batch_size, *inputs.spec.data["input_size"], generator=generator)
-    images = images.to(inputs.device, dtype)
-    model = copy.deepcopy(inputs.dense).to(dtype)
+    images = torch.randn(cfg.latency_batch_size, *dense.spec.data["input_size"], generator=generator)
+    images = images.to(dense.device, dtype)
+    model = copy.deepcopy(dense.model).to(dtype)
     stream = torch.randn_like(tokens(model, images))
-    dense = median(pass_seconds({"dense": model}, images, PASSES, MAX_SECONDS)["dense"])
+    of_dense = median(pass_seconds({"dense": model}, images, PASSES, MAX_SECONDS)["dense"])
     costs, whole, known = [], 0.0, {}
-    free = free_groups(inputs.blocks, base)
-    for i, block in enumerate(console.track(inputs.blocks, "latency", len(inputs.blocks))):
-        asks = unread if i == len(inputs.blocks) - 1 else None
+    free = free_groups(dense.blocks, base)
+    for i, block in enumerate(console.track(dense.blocks, "latency", len(dense.blocks))):
+        updated = updated_tokens if i == len(dense.blocks) - 1 else None
         for groups in (("mlp",), ("qk", "vo")):
             allowed = tuple(group for group in groups if (i, group) in free)
             if not allowed:
                 continue
-            key = base[i], block.sizes, allowed, asks
+            key = base[i], block.sizes, allowed, updated
             if key not in known:
-                known[key] = time_sublayer(model, block, base[i], allowed, asks, stream)
+                known[key] = time_sublayer(model, block, base[i], allowed, updated, stream)
             axes, values, whole_sublayer = known[key]
             costs.append(Cost(i, allowed, axes, values))
             whole += whole_sublayer
     assert cfg.latency is not None
-    fixed = max(dense - whole, 0.0)
-    by_token = token_seconds(model, inputs.blocks, base, unread, stream) if merges else None
-    found = Budget("latency", cfg.latency, dense, fixed, base, tuple(costs), cfg.round_to, unread, by_token)
+    fixed = max(of_dense - whole, 0.0)
+    by_token = token_seconds(model, dense.blocks, base, updated_tokens, stream) if merges else None
+    found = Budget("latency", cfg.latency, of_dense, fixed, base, tuple(costs), cfg.round_to, updated_tokens, by_token)
     return found.require_met()
 
 
 def token_seconds(
-    model: nn.Module, blocks: tuple[Block, ...], base: tuple[Sizes, ...], unread: int | None, stream: Tensor
+    model: nn.Module, blocks: tuple[Block, ...], base: tuple[Sizes, ...], updated_tokens: int | None, stream: Tensor
 ) -> TokenCosts:
     """Seconds of the attention, the MLP and the merging by the tokens of `stream` [B, N, D] that they see."""
     whole, prefix = stream.shape[1], prefix_tokens(model)
@@ -80,11 +80,11 @@ def token_seconds(
     mlp: list[Floats] = []
     known: dict[tuple[Sizes, Sizes, int | None], tuple[Floats, Floats]] = {}
     for i, block in enumerate(console.track(blocks, "latency by tokens", len(blocks))):
-        asks = unread if i == len(blocks) - 1 else None
-        key = base[i], block.sizes, asks
+        updated = updated_tokens if i == len(blocks) - 1 else None
+        key = base[i], block.sizes, updated
         if key not in known:
-            of_attn, of_mlp = (resized(model, block, base[i], path, asks) for path in (block.attn, block.mlp))
-            known[key] = timed(of_attn, seen), timed(of_mlp, seen if asks is None else [asks])
+            of_attn, of_mlp = (resized(model, block, base[i], path, updated) for path in (block.attn, block.mlp))
+            known[key] = timed(of_attn, seen), timed(of_mlp, seen if updated is None else [updated])
         attn.append(known[key][0])
         mlp.append(known[key][1])
     merging = timed(Merging(prefix, base[0].qk), seen)
@@ -105,21 +105,23 @@ class Merging(nn.Module):
 
 
 def time_sublayer(
-    model: nn.Module, block: Block, base: Sizes, groups: tuple[str, ...], asks: int | None, stream: Tensor
+    model: nn.Module, block: Block, base: Sizes, groups: tuple[str, ...], updated: int | None, stream: Tensor
 ) -> tuple[tuple[tuple[int, ...], ...], np.ndarray, float]:
     """(sizes per group, seconds on their grid, seconds of the dense sublayer) of the attention or MLP of a block.
 
-    asks: how many leading tokens of `stream` the block updates; None: all.
+    updated: how many leading tokens of `stream` the block updates; None: all.
     """
     axes = tuple(grid(getattr(base, group), POINTS[group]) for group in groups)
     path = block.mlp if groups == ("mlp",) else block.attn
     modules = {"dense": model.get_submodule(path)}
     for sizes in product(*axes):
-        modules[str(sizes)] = resized(model, block, replace(base, **dict(zip(groups, sizes, strict=True))), path, asks)
+        modules[str(sizes)] = resized(
+            model, block, replace(base, **dict(zip(groups, sizes, strict=True))), path, updated
+        )
     seconds = {}
-    if groups == ("mlp",) and asks is not None:
+    if groups == ("mlp",) and updated is not None:
         seconds = pass_seconds({"dense": modules.pop("dense")}, stream, PASSES, MAX_SECONDS)
-        stream = stream[:, :asks]
+        stream = stream[:, :updated]
     seconds.update(pass_seconds(modules, stream, PASSES, MAX_SECONDS))
     values = np.array([median(seconds[str(sizes)]) for sizes in product(*axes)])
     return axes, values.reshape([len(axis) for axis in axes]), median(seconds["dense"])
@@ -131,7 +133,7 @@ def grid(dense: int, points: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, size if size < 8 else size // 8 * 8) for size in sizes} | {dense}))
 
 
-def resized(model: nn.Module, block: Block, sizes: Sizes, path: str, asks: int | None) -> nn.Module:
+def resized(model: nn.Module, block: Block, sizes: Sizes, path: str, updated: int | None) -> nn.Module:
     """The attention or MLP at `path`, as it would be at `sizes`, with random weights."""
     holder = nn.Module()
     holder.add_module("part", copy.deepcopy(model.get_submodule(path)))
@@ -139,5 +141,5 @@ def resized(model: nn.Module, block: Block, sizes: Sizes, path: str, asks: int |
     if path == block.mlp:
         return resize_mlp(holder, alone, sizes.mlp, True)
     attn = resize_attention(holder, alone, AttentionSizes(sizes.heads, sizes.qk, sizes.vo, block.scale, True, True))
-    attn.queries = asks
+    attn.updated_tokens = updated
     return attn

@@ -19,6 +19,7 @@ from corp_cli.commands.estimate import Rates
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.pipeline import prune
+from corp_cli.prepare import prepare
 
 QUICK = [
     "device=cpu",
@@ -28,7 +29,7 @@ QUICK = [
     "evaluation.num_workers=0",
     "evaluation.throughput_batches=0",
 ]
-RATES = Rates(forward=1.0, read=0.0, multiply=0.0, tokens=17, width=96, batch=32, host_mib=500.0, device_mib=None)
+RATES = Rates(forward=1.0, calibrate=2.0, read=0.0, tokens=17, width=96, batch=32, host_mib=500.0, device_mib=None)
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +40,11 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rates], None]:
-    """Let a forward pass take what the test says."""
+    """Let a forward pass take what the test says, and solves no time."""
 
     def set_to(rates: Rates) -> None:
-        monkeypatch.setattr(dry_run, "measure_rates", lambda inputs, cfg: rates)
+        monkeypatch.setattr(dry_run, "measure_rates", lambda work, cfg: rates)
+        monkeypatch.setattr(estimate, "measure_solves", lambda *args: estimate.Solves())
 
     set_to(RATES)
     return set_to
@@ -52,9 +54,9 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rates], None]:
 def test_sizes_and_counts_are_those_of_the_run(overrides: list[str]) -> None:
     cfg = load_config(*QUICK, *overrides)
     outlook, report = foresee(cfg), prune(cfg).report
-    assert [vars(sizes) for sizes in outlook.sizes] == [block["pruned"] for block in report.blocks]
+    assert list(outlook.sizes) == [block.pruned for block in report.blocks]
     for key, label in (("parameters", "parameters"), ("macs", "MACs")):
-        assert outlook.counts[label] == (report.size["dense"][key], report.size["pruned"][key])
+        assert outlook.counts[label] == (getattr(report.size.dense, key), getattr(report.size.pruned, key))
     assert outlook.seconds.keys() <= report.stage_seconds.keys()
     assert all(value >= 0 and math.isfinite(value) for value in outlook.seconds.values())
     assert (outlook.peak_mib["host"] or 0) > outlook.rates.host_mib
@@ -134,18 +136,50 @@ def seconds(*overrides: str) -> dict[str, float]:
     return foresee(load_config(*QUICK, *overrides)).seconds
 
 
-def test_seconds_follow_images_stages_and_rates(rates: Callable[[Rates], None]) -> None:
+def test_seconds_follow_images_stages_and_rates(
+    rates: Callable[[Rates], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = seconds()
-    assert found["calibrate"] == pytest.approx(64 * estimate.CALIBRATE)
-    assert found["compensate"] == pytest.approx(64 * (estimate.START + estimate.REPAIR))
+    assert found["calibrate"] == pytest.approx(64 * 2.0)
+    assert 64 * (1 + 2 + 2) < found["compensate"] < 64 * (1 + 2 + 3)  # both streams whole, x̂ twice through what is cut
     assert 32 * 2 < found["evaluate"] < 32 * 3
     assert found["plan"] == found["rank"] == 0
     assert seconds("calibration.num_images=128")["calibrate"] == pytest.approx(2 * found["calibrate"])
     assert seconds("compensation.propagate=none")["compensate"] == 0
-    rates(Rates(0.0, 2.0, 1e-9, 17, 96, 32, 500.0, None))
+    rates(Rates(0.0, 0.0, 2.0, 17, 96, 32, 500.0, None))
+    monkeypatch.setattr(estimate, "measure_solves", lambda *args: estimate.Solves(5.0, 1.0, 2.0, 3.0))
     found = seconds()
     assert found["calibrate"] == pytest.approx(64 * 2.0)
-    assert found["rank"] == pytest.approx(6 * 384**3 * 1e-9 * estimate.OBS)
+    assert found["rank"] == 5.0
+    assert found["compensate"] == pytest.approx(64 * 2.0 + 5 + 1 + 2 + 3)  # which ranks once more
+    assert seconds("compensation.propagate=none")["compensate"] == 1 + 2
+
+
+def test_solves_are_extrapolated_to_the_widths_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six MLPs of 384 channels: each as timed at that width; wider ones by how the time grows, a cube at most."""
+    asked: list[int] = []
+
+    def timed(work: object, cfg: object, width: int, outputs: int) -> estimate.Solves:
+        asked.append(width)
+        return estimate.Solves(width**2.0, width**5.0, 1.0, width**3.0)
+
+    monkeypatch.setattr(estimate, "solve_seconds", timed)
+    work, cfg = prepare(load_config(*QUICK)), load_config(*QUICK)
+    assert estimate.measure_solves(work, cfg, 96).rank == pytest.approx(6 * 384**2)
+    assert asked == [192, 384]
+    monkeypatch.setattr(estimate, "SOLVED", 96)
+    found = estimate.measure_solves(work, cfg, 96)
+    assert found.rank == pytest.approx(6 * 384**2)
+    assert found.drop == pytest.approx(6 * 96**5 * 4**3)
+    assert found.compensate == pytest.approx(6 * 4)
+    assert found.refit == pytest.approx(6 * 384**3)
+
+
+def test_what_this_machine_takes_is_measured() -> None:
+    work, cfg = prepare(load_config(*QUICK)), load_config(*QUICK)
+    found = vars(estimate.solve_seconds(work, cfg, 32, 96)) | vars(estimate.measure_rates(work, cfg.calibration))
+    assert all(found[name] > 0 for name in ("rank", "drop", "compensate", "refit", "forward", "calibrate", "read"))
+    assert (found["tokens"], found["width"]) == (17, 96)
 
 
 @pytest.mark.usefixtures("rates")
@@ -154,11 +188,11 @@ def test_curves_cost_the_blocks_after_each_group() -> None:
     asked = "sparsity.macs=0.4", "sparsity.curve_images=16", "sparsity.merge_tokens=false"
     found = seconds(*asked)
     passes = 5 * 3 * sum(range(1, 7)) / 6
-    assert 0.4 * passes < (found["plan"] / 16 - 2) / estimate.CURVE < 0.7 * passes
+    assert 0.4 * passes < found["plan"] / 16 - 2 < 0.7 * passes
     twice = seconds(*asked, "sparsity.rounds=2")
     assert twice["plan"] == pytest.approx(2 * found["plan"])
     merging = seconds(*asked[:2])  # six counts of tokens in all blocks but the last, and nothing cut around
-    assert (merging["plan"] / 16 - 2) / estimate.CURVE == pytest.approx(passes + 6 * sum(range(2, 7)) / 6)
+    assert merging["plan"] / 16 - 2 == pytest.approx(passes + 6 * sum(range(2, 7)) / 6)
 
 
 @pytest.mark.usefixtures("rates")
@@ -171,12 +205,12 @@ def test_streams_of_sequential_repair_need_memory() -> None:
 
 
 def test_reading_and_computing_share_the_cores_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = foresee(load_config(*QUICK)).inputs
+    images = foresee(load_config(*QUICK)).work.images
     files = type("Files", (), {"items": (Path("a.png"),)})()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    rates = Rates(1.0, 1.0, 0.0, 17, 96, 32, 500.0, None)
-    assert estimate.feed(1.0, inputs.calibration, rates, 4, torch.device("cpu")) == 2.0  # tensors need no workers
+    rates = Rates(1.0, 2.0, 1.0, 17, 96, 32, 500.0, None)
+    assert estimate.feed(1.0, images.calibration, rates, 4, torch.device("cpu")) == 2.0  # tensors need no workers
     assert estimate.feed(1.0, files, rates, 0, torch.device("cpu")) == 2.0
     assert estimate.feed(1.0, files, rates, 2, torch.device("cpu")) == 1.5
     assert estimate.feed(1.0, files, rates, 2, torch.device("cuda")) == 1.0

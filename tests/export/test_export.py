@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from corp_cli.config.export import FORMATS, ExportOptions
 from corp_cli.config.prune import ExportConfig
 from corp_cli.errors import CorpError
 from corp_cli.export import formats, onnx_files
-from corp_cli.export.formats import Source, runs_of, write_files
+from corp_cli.export.formats import runs_of, write_files
 from corp_cli.export.onnx_files import OnnxModel
 from corp_cli.export.parity import compare
 from corp_cli.files.checkpoint import load_pruned
+from corp_cli.files.loaded import LoadedModel
+from corp_cli.measure.results import File, Parity
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.token_block import spare_tokens
@@ -144,14 +147,14 @@ def test_dense_model_on_random_images(tmp_path: Path, capsys: pytest.CaptureFixt
 # --- architectures --------------------------------------------------------------------------------------------
 
 
-def source_of(variant: str, unread: bool = False) -> Source:
+def source_of(variant: str, unread: bool = False) -> LoadedModel:
     """A pruned variant, its queries narrower than its values."""
     model, (name, args) = variants.build(variant), variants.arguments(variant)
     pruned = prune_half(model, variants.images(variant), (QK_ONLY & allowed(variant)) or allowed(variant)).eval()
     if unread:
         spare_tokens(pruned, (), 1)
     size = args["img_size"]
-    return Source(pruned, ModelSpec(name, args, {"input_size": [args.get("in_chans", 3), size, size]}), None)
+    return LoadedModel(variant, pruned, ModelSpec(name, args, {"input_size": [args.get("in_chans", 3), size, size]}))
 
 
 @pytest.mark.parametrize("variant", ["deit3_layer_scale", "dinov2_registers", "siglip_attention_pool", "swiglu"])
@@ -174,7 +177,7 @@ def test_a_model_that_merges_tokens(tmp_path: Path) -> None:
     check(source, "vit", tmp_path, ["onnx", "torchexport", "torchscript"])
 
 
-def check(source: Source, variant: str, folder: Path, names: list[str]) -> None:
+def check(source: LoadedModel, variant: str, folder: Path, names: list[str]) -> None:
     """Every file gives the logits of the model, for any batch."""
     files = write_files(source, ExportOptions(names), folder)
     batches = [(variants.images(variant, count), torch.full((count,), -1)) for count in (3, 4)]
@@ -182,7 +185,7 @@ def check(source: Source, variant: str, folder: Path, names: list[str]) -> None:
     assert len(parity) >= len(names)
     for found in parity.values():
         assert found.max_abs_diff < 1e-4
-        assert found.evaluation.agreement == 100
+        assert found.agreement == 100
 
 
 def test_large_models_have_their_weights_in_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,8 +262,8 @@ def test_a_dense_model_is_in_timm_already(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_file_that_is_not_the_model_is_said_aloud(capsys: pytest.CaptureFixture[str]) -> None:
-    file = {"file": "model.onnx", "dtype": "float32", "quantisation": None, "parity": {"none": {"max_abs_diff": 0.5}}}
-    formats.warn_apart([file, {**file, "quantisation": "int8"}, {**file, "dtype": "float16"}])
+    file = File("model.onnx", "onnx", "float32", None, 20, 1, {"none": Parity(0.5, agreement=None, kl=None)})
+    formats.warn_apart([file, replace(file, quantisation="int8"), replace(file, dtype="float16")])
     assert capsys.readouterr().err.count("model.onnx gives other logits than PyTorch, by up to 0.5") == 1
 
 

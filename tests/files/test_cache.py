@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from corp_cli import pipeline
 from corp_cli.config.prune import CalibrationConfig, CompensationConfig, DataConfig, EvaluationConfig, PruneConfig
 from corp_cli.errors import CorpError
-from corp_cli.files.cache import measured as measure
-from corp_cli.files.cache.statistics import images_sha256, read_statistics
+from corp_cli.files.cache.keys import images_sha256
+from corp_cli.files.cache.statistics import read_statistics
 from corp_cli.images.sources import ImageSet
 from corp_cli.method import calibrate as calibrate_module
 from corp_cli.models.bundled import BUNDLED
@@ -40,7 +41,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(1)
         return calibrate(*args)
 
-    monkeypatch.setattr(measure, "calibrate", counted)
+    monkeypatch.setattr(pipeline, "calibrate", counted)
     return made
 
 
@@ -52,7 +53,7 @@ def test_a_sweep_measures_once(tmp_path: Path, passes: list[int], cache: str) ->
         result = prune(replace(cfg, compensation=compensation))
     assert len(passes) == 2
     assert all(torch.equal(tensor, plain[name]) for name, tensor in result.model.state_dict().items())
-    assert result.report.calibration["images"] == 96
+    assert result.report.calibration.images == 96
 
 
 OTHERS = {
@@ -117,14 +118,14 @@ def test_images_are_told_apart_by_content(tmp_path: Path) -> None:
 
 
 def test_statistics_that_cannot_be_kept_are_a_bug(tmp_path: Path) -> None:
-    from corp_cli.files.cache.statistics import Kept, write_statistics
+    from corp_cli.files.cache.statistics import Measured, write_statistics
 
     @dataclass(frozen=True)
     class Odd:
         values: list[int]
 
     with pytest.raises(TypeError, match=r"Odd\.values is a list"):
-        write_statistics(Kept({}, (Odd([1]),), 1, []), tmp_path / "x.safetensors")  # type: ignore[arg-type]
+        write_statistics(Measured({}, (Odd([1]),), 1, []), tmp_path / "x.safetensors")  # type: ignore[arg-type]
 
 
 # --- images that are too few, or broken -----------------------------------------------------------------------
@@ -144,13 +145,13 @@ def test_spares_take_the_places_of_broken_images(tmp_path: Path) -> None:
     cfg.evaluation.num_images, cfg.evaluation.max_bad = None, 0.5
     report = prune(cfg).report
     calibration, evaluation = report.calibration, report.evaluation
-    assert calibration["images"] == 150
-    assert calibration["bad"]["count"] + evaluation["bad"]["count"] <= 6
-    assert calibration["bad"]["count"] > 0
-    assert all("(cannot identify image file" in said for said in calibration["bad"]["first"])
+    assert calibration.images == 150
+    assert calibration.bad.count + evaluation.bad.count <= 6
+    assert calibration.bad.count > 0
+    assert all("(cannot identify image file" in said for said in calibration.bad.first)
     assert any("cannot be read, first" in said for said in report.warnings)
-    assert evaluation["held_out"]
-    assert evaluation["images"] + evaluation["bad"]["count"] == 206 - 150 - 15  # fifteen are kept as spares
+    assert evaluation.held_out
+    assert evaluation.images + evaluation.bad.count == 206 - 150 - 15  # fifteen are kept as spares
 
 
 def test_a_cache_remembers_the_broken_images(tmp_path: Path, passes: list[int]) -> None:
@@ -161,7 +162,7 @@ def test_a_cache_remembers_the_broken_images(tmp_path: Path, passes: list[int]) 
     first, second = (prune(cfg).report.calibration for _ in range(2))
     assert len(passes) == 1
     assert first == second
-    assert first["bad"]["count"] == 3
+    assert first.bad.count == 3
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_broken_evaluation_images_are_not_scored(tmp_path: Path) -> None:
     cfg = config(tmp_path)
     cfg.evaluation.path, cfg.evaluation.num_images, cfg.evaluation.max_bad = str(tmp_path), None, 0.1
     evaluation = prune(cfg).report.evaluation
-    assert (evaluation["images"], evaluation["labelled_images"], evaluation["bad"]["count"]) == (40, 40, 4)
+    assert (evaluation.images, evaluation.labelled_images, evaluation.bad.count) == (40, 40, 4)
     cfg.evaluation.max_bad = 0.05
     with pytest.raises(CorpError, match=r"evaluation\.path=.*evaluation\.max_bad"):
         prune(cfg)
@@ -228,7 +229,7 @@ def test_preprocessing_is_overridden_printed_and_reported(tmp_path: Path, capsys
         "crop_pct": 0.5,
         "crop_mode": "squash",
     }
-    assert report.model["data"] == expected
+    assert vars(report.model.data) == expected
     assert read_manifest(tmp_path / "pruned.safetensors").model.data == expected
     assert "8x8, 1 channel, bilinear, crop_pct 0.5 (squash), mean 0.25, std 0.75" in capsys.readouterr().err
 

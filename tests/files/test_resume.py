@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from corp_cli import pipeline
 from corp_cli.cli.hydra_app import resumed
 from corp_cli.cli.main import main
+from corp_cli.files.cache import cache
 from corp_cli.method import sequential
 from tests.support.typed import UNTIMED
 from tests.support.variants import require_same
@@ -36,7 +37,7 @@ def test_a_run_goes_on_from_the_last_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/whole"]) == 0
-    blocks = interrupt_at(monkeypatch, sequential, "repair_mlp", 3)
+    blocks = interrupt_at(monkeypatch, sequential, "observe_mlp", 3)
     folder = tmp_path / "stopped = here"
     assert main(["prune", *BUDGET, f"hydra.run.dir='{folder}'"]) == 130
     said = capsys.readouterr().err.splitlines()[-1]
@@ -61,9 +62,9 @@ def test_a_run_goes_on_from_the_last_block(
 
 def test_what_is_asked_anew_is_done_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        blocks = interrupt_at(patch, sequential, "repair_mlp", 3)
+        blocks = interrupt_at(patch, sequential, "observe_mlp", 3)
         assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
-    blocks = interrupt_at(monkeypatch, sequential, "repair_mlp", 0)
+    blocks = interrupt_at(monkeypatch, sequential, "observe_mlp", 0)
     assert main(["prune", f"resume={tmp_path}/run", "compensation.alpha=0"]) == 0
     assert blocks[0] == 6
 
@@ -79,11 +80,11 @@ def test_an_interruption_before_anything_is_done_leaves_nothing(
 
 def test_blocks_that_are_not_whole_are_repaired_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        interrupt_at(patch, sequential, "repair_mlp", 3)
+        interrupt_at(patch, sequential, "observe_mlp", 3)
         assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
     for path in (tmp_path / "run/.resume").glob("block-*"):
         path.write_bytes(path.read_bytes()[:100])
-    blocks = interrupt_at(monkeypatch, sequential, "repair_mlp", 0)
+    blocks = interrupt_at(monkeypatch, sequential, "observe_mlp", 0)
     assert main(["prune", f"resume={tmp_path}/run"]) == 0
     assert blocks[0] == 6
 
@@ -99,7 +100,7 @@ def test_there_must_be_something_to_go_on_with(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_without_room_for_it_a_run_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "has_room", lambda folder, blocks: False)
-    interrupt_at(monkeypatch, sequential, "repair_mlp", 3)
+    monkeypatch.setattr(cache, "has_room", lambda folder, blocks: False)
+    interrupt_at(monkeypatch, sequential, "observe_mlp", 3)
     assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
     assert list(tmp_path.iterdir()) == []

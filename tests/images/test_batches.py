@@ -118,14 +118,6 @@ def test_too_many_unreadable_images_are_refused(tmp_path: Path) -> None:
         list(batches(images, eval_transform(DATA), 3, 0))
 
 
-def test_only_twenty_bad_images_are_named() -> None:
-    intake = Intake("x", "y", allowed=100)
-    intake.take(0, [f"{i}.png (broken)" for i in range(50)])
-    facts = intake.facts()
-    assert facts["count"] == 50
-    assert facts["first"] == [f"{i}.png (broken)" for i in range(20)]
-
-
 def test_several_right_classes_come_as_rows(tmp_path: Path) -> None:
     images = replace(read_images(folder(tmp_path, a=2), "x"), labels=((1, 2), (3, -1)))
     (_, labels), *_ = batches(images, eval_transform(DATA), 2, 0)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from corp_cli.errors import CorpError
 from corp_cli.measure.features import RunningFeatures
 from corp_cli.measure.judge import measure
-from corp_cli.measure.metrics import ClassResult, Evaluation, RunningMetrics, wilson
+from corp_cli.measure.metrics import ClassResult, RunningMetrics, wilson
+from corp_cli.measure.results import Evaluation
 
 
 def of(logits: Tensor, labels: Tensor, reference: Tensor | None = None) -> RunningMetrics:

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from corp_cli.config.prune import RANKERS as NAMES
 from corp_cli.method.calibrate import RunningLogits
-from corp_cli.method.rank import RANKERS, Context, Scores, keep, kept_size, top
+from corp_cli.method.keep import keep, top
+from corp_cli.method.rank import RANKERS, RankerArgs, Scores
 from corp_cli.method.statistics import BlockStatistics
 from corp_cli.models.blocks import AttentionWeights, Block, MlpWeights, Sizes
+from corp_cli.sizes.uniform import kept_size
 from tests.linalg.test_linalg import correlated, moments_of, normal
 
 HEADS, D, WIDTH = 2, 3, 6
-CONTEXT = Context.seeded(0, 1e-3)
+CONTEXT = RankerArgs.seeded(0, 1e-3)
 MLP = MlpWeights((normal(1, 5, WIDTH),), (normal(2, 5),), normal(3, 4, 5), normal(4, 4))
 ATTENTION = AttentionWeights(
     normal(5, HEADS, D, WIDTH),
@@ -92,7 +94,9 @@ def test_scores_are_their_formulas(group: str, name: str, expected: torch.Tensor
 
 
 def test_random_scores_follow_from_the_seed() -> None:
-    first, again, other = (RANKERS["mlp"]["random"](MLP, statistics(), Context.seeded(seed, 0.0)) for seed in (3, 3, 4))
+    first, again, other = (
+        RANKERS["mlp"]["random"](MLP, statistics(), RankerArgs.seeded(seed, 0.0)) for seed in (3, 3, 4)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
-from corp_cli.method.rank import check_supported, uniform_sizes
+from corp_cli.method.rank import RankerArgs
 from corp_cli.method.sequential import compensate_sequentially, inverse_gain
 from corp_cli.method.stream import start_streams
 from corp_cli.models.adapter import blocks_of
@@ -18,7 +18,7 @@ from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.models.streams import enter, head, logits_from, read_tokens, sublayers, tokens
-from corp_cli.sizes.plan import SizePlan
+from corp_cli.sizes.uniform import check_supported, uniform_sizes
 from tests.support import variants
 from tests.support.variants import logits, require_same
 
@@ -35,7 +35,9 @@ def repair(model: nn.Module, x: Tensor, sparsity: SparsityConfig, cfg: PruneConf
     blocks = blocks_of(model)
     groups, _ = check_supported(blocks, sparsity)
     sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
-    return compensate_sequentially(model, blocks, SizePlan(sizes), x.split(4), groups, cfg, CPU)[0]
+    args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda)
+    images, how = x.split(4), cfg.compensation
+    return compensate_sequentially(model, blocks, sizes, (), groups, images, cfg.ranker, how, args, CPU)[0]
 
 
 @EVERY
@@ -125,7 +127,7 @@ def test_token_weights(kind: str, variant: str) -> None:
     model, x = variants.build(variant), variants.images(variant, 4)
     cfg = CompensationConfig(token_weights=kind, class_token_weight=5, token_floor=0.25)
     with torch.no_grad():
-        (weights,) = start_streams(model, blocks_of(model), [x], cfg).weights
+        (weights,) = start_streams(model, blocks_of(model), [x], cfg, CPU).weights
     assert weights is not None
     assert weights.shape == (2, 4, tokens(model, x).shape[1])
     if kind == "rollout":

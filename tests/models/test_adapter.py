@@ -16,12 +16,14 @@ from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
 from corp_cli.method.calibrate import calibrate
 from corp_cli.method.compensate import compensate
-from corp_cli.method.rank import Context, Kept, KeptAttention, check_supported, keep, rank, uniform_sizes
+from corp_cli.method.keep import KeptAttention, KeptUnits, keep
+from corp_cli.method.rank import RankerArgs, rank
 from corp_cli.models.adapter import attention_weights, block_weights, blocks_of, replace_attention, replace_mlp
 from corp_cli.models.attention.plain import PrunedAttention
 from corp_cli.models.blocks import Block
 from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
+from corp_cli.sizes.uniform import check_supported, uniform_sizes
 from tests.support import variants
 from tests.support.variants import logits, require_same
 
@@ -62,7 +64,7 @@ def test_weights_written_back_leave_the_model_as_it_was(variant: str) -> None:
     torch.testing.assert_close(logits(model, x), before, rtol=1e-4, atol=1e-4)
 
 
-def kept_sets(block: Block, groups: frozenset[str], generator: torch.Generator) -> Kept:
+def kept_sets(block: Block, groups: frozenset[str], generator: torch.Generator) -> KeptUnits:
     """Random kept sets of 1 head of 2 and about half of the rest, for the groups given."""
 
     def some(dense: int, size: int) -> Tensor:
@@ -75,11 +77,11 @@ def kept_sets(block: Block, groups: frozenset[str], generator: torch.Generator) 
         return torch.stack([some(dense, size) for _ in heads])
 
     mlp = some(block.sizes.mlp, block.sizes.mlp // 2) if "mlp" in groups else None
-    return Kept(mlp, KeptAttention(heads, dimensions("qk", block.sizes.qk), dimensions("vo", block.sizes.vo)))
+    return KeptUnits(mlp, KeptAttention(heads, dimensions("qk", block.sizes.qk), dimensions("vo", block.sizes.vo)))
 
 
 @torch.no_grad()
-def silence(model: nn.Module, block: Block, kept: Kept) -> None:
+def silence(model: nn.Module, block: Block, kept: KeptUnits) -> None:
     """Zero what the pruned units contribute, so that dropping them must change nothing."""
     weights = block_weights(model, block)
     if kept.mlp is not None:
@@ -121,7 +123,7 @@ def prune_half(model: nn.Module, x: Tensor, groups: frozenset[str]) -> nn.Module
     half: dict[str, Any] = dict.fromkeys(groups, 0.5)
     sparsity = SparsityConfig(**half, round_to=1)
     statistics = calibrate(model, blocks, x.split(2), groups, CPU)
-    scores = rank(model, blocks, statistics, groups, RankerConfig(), Context.seeded(0, 1e-3))
+    scores = rank(model, blocks, statistics, groups, RankerConfig(), RankerArgs.seeded(0, 1e-3))
     plan = tuple(keep(s, b, uniform_sizes(b, groups, sparsity)) for s, b in zip(scores, blocks, strict=True))
     return compensate(model, blocks, statistics, plan, CompensationConfig())[0]
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import runpy
+import subprocess
+import sys
+from collections.abc import Container, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,15 @@ import corp_cli
 from corp_cli.cli.main import main
 from corp_cli.cli.sweep import Row
 from corp_cli.files.output import rounded
+from corp_cli.images.batches import Intake
+from corp_cli.images.sources import ImageSet
+from corp_cli.report.gate_input import LAYOUTS, MACHINE
+from corp_cli.report.report import image_facts
 from corp_cli.runtime.environment import git_commit
+from tests.support.documents import ROOT
 
 SCHEMAS = Path(corp_cli.__file__).parent / "schemas"
-DOCS = Path(__file__).parents[2] / "docs" / "report.md"
+DOCS = ROOT / "docs" / "report.md"
 NAMES = ("report", "evaluation", "bench", "export")
 
 
@@ -28,43 +36,47 @@ def schema(name: str) -> dict[str, Any]:
     return content
 
 
-def present(part: dict[str, Any]) -> dict[str, Any]:
-    """`part` without the alternative null."""
-    return next((one for one in part.get("anyOf", []) if one.get("type") != "null"), part)
+def resolved(part: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """`part` without the alternative null, and in place of a reference what it refers to."""
+    part = next((one for one in part.get("anyOf", []) if one.get("type") != "null"), part)
+    return root["$defs"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
 
 
-def paths(part: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted paths of the fields below `part`, down to the references to shared parts."""
+def paths(part: dict[str, Any], root: dict[str, Any], apart: Container[str], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of the fields below `part`, down to the parts that stand `apart`."""
     for key, value in part["properties"].items():
-        inner = present(value)
-        if "null" in [one.get("type") for one in value.get("anyOf", [])] and "properties" in inner:
-            yield f"{prefix}{key}"  # an object that may be null has a line of its own
-        if inner.get("type") == "array" and "properties" in inner["items"]:
-            yield from paths(inner["items"], f"{prefix}{key}[].")
-        elif "properties" in inner:
-            yield from paths(inner, f"{prefix}{key}.")
-        else:
+        inner, mark = resolved(value, root), ""
+        if inner.get("type") == "array":
+            inner, mark = resolved(inner.get("items", {}), root), "[]"
+        if "$ref" in str(inner.get("additionalProperties")):  # by name
+            assert resolved(inner["additionalProperties"], root)["title"].lower() in apart
+        whole = "properties" not in inner or inner["title"].lower() in apart
+        if whole or "anyOf" in value:  # an object that may be null has a line of its own
             yield f"{prefix}{key}"
+        if not whole:
+            yield from paths(inner, root, apart, f"{prefix}{key}{mark}.")
 
 
 def documented() -> dict[str, list[str]]:
     """heading → the fields in the table below it."""
     sections = re.split(r"^##+ ", DOCS.read_text("utf-8"), flags=re.MULTILINE)[1:]
-    return {text.split("\n")[0]: re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE) for text in sections}
+    found = {text.split("\n")[0]: re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE) for text in sections}
+    return {heading: lines for heading, lines in found.items() if lines}
 
 
 def in_order(content: Any, part: dict[str, Any], root: dict[str, Any]) -> None:
     """Assert that keys come in the order of the schema, at every depth."""
-    part = present(part)
-    if "$ref" in part:
-        part = root["$defs"][part["$ref"].rpartition("/")[2]]
+    part = resolved(part, root)
     if isinstance(content, list):
         for item in content:
             in_order(item, part.get("items", {}), root)
     elif isinstance(content, dict) and "properties" in part:
-        assert list(content) == [key for key in part["properties"] if key in content]
+        assert list(content) == list(part["properties"])
         for key, value in content.items():
             in_order(value, part["properties"][key], root)
+    elif isinstance(content, dict) and isinstance(part.get("additionalProperties"), dict):
+        for value in content.values():
+            in_order(value, part["additionalProperties"], root)
 
 
 @pytest.fixture(scope="module")
@@ -103,19 +115,50 @@ def test_a_field_of_another_name_or_type_is_refused(name: str, written: dict[str
     assert not validator.is_valid({**content, "schema_version": 2})
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_field_is_documented_and_nothing_else(name: str) -> None:
-    docs, found = documented(), schema(name)
-    assert docs[f"{name}.json"] == list(paths(found))
-    for part, content in found["$defs"].items():
-        assert docs[part] == list(paths(content)), part
-
-
-def test_shared_parts_are_the_same_in_every_schema() -> None:
-    parts: dict[str, Any] = {}
+def test_schemas_are_made_from_the_dataclasses() -> None:
+    """Mended by: python scripts/make_schemas.py"""
+    made = runpy.run_path(str(ROOT / "scripts/make_schemas.py"))["schemas"]()
+    assert {f"{name}.schema.json" for name in NAMES} == set(made) == {path.name for path in SCHEMAS.iterdir()}
     for name in NAMES:
-        for part, content in schema(name)["$defs"].items():
-            assert parts.setdefault(part, content) == content
+        assert schema(name) == json.loads(made[f"{name}.schema.json"]), name
+
+
+def test_every_field_is_documented_and_nothing_else() -> None:
+    docs = documented()
+    used = {"summary.csv"}
+    for name in NAMES:
+        root = schema(name)
+        assert docs[f"{name}.json"] == list(paths(root, root, docs)), name
+        shared = {title.lower(): part for title, part in root["$defs"].items() if title.lower() in docs}
+        for heading, part in shared.items():
+            assert docs[heading] == list(paths(part, root, docs)), heading
+        used |= {f"{name}.json", *shared}
+    assert used == set(docs)
+
+
+@pytest.mark.parametrize("name", ["report", "evaluation"])
+def test_what_the_gate_reads_is_a_field(name: str) -> None:
+    root, layout = schema(name), LAYOUTS[f"{name}.json"]
+    machine = [f"environment.{key}" for key in MACHINE]
+    for path in [*layout.same.values(), *layout.figures.values(), *machine]:
+        part = root
+        for key in path.split("."):
+            part = resolved(part, root)
+            part = part["properties"][key] if "properties" in part else part["additionalProperties"]
+
+
+def test_reports_are_read_without_torch() -> None:
+    code = "import sys, corp_cli.commands.check, corp_cli.report.schema; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_only_twenty_bad_images_are_named() -> None:
+    intake = Intake("x", "y", allowed=100)
+    intake.take(0, [f"{i}.png (broken)" for i in range(50)])
+    found = image_facts(ImageSet("x", (), ()), intake).bad
+    assert found.count == 50
+    assert found.first == [f"{i}.png (broken)" for i in range(20)]
 
 
 def test_columns_of_the_summary_are_documented() -> None:

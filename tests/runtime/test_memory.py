@@ -125,5 +125,5 @@ def test_evaluation_is_halved_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "measure", tight)
     report = prune(config()).report
     assert report.warnings[-1] == "memory ran out with evaluation.batch_size=16; going on with 8."
-    assert report.evaluation["pruned"]["top1"] == expected["pruned"]["top1"]
-    assert report.evaluation["images"] == 64
+    assert report.evaluation.pruned.top1 == expected.pruned.top1
+    assert report.evaluation.images == 64

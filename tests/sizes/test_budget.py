@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
+from corp_cli.files.cache.cache import Cache
 from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec, skeleton
 from corp_cli.pipeline import prune
-from corp_cli.report.report import Report
+from corp_cli.report.schema import Report
 from corp_cli.sizes import latency, plan
 from corp_cli.sizes.budget import (
     Choice,
@@ -37,8 +38,11 @@ from corp_cli.sizes.budget import (
 )
 from corp_cli.sizes.costs import cost_of, linear_costs
 from corp_cli.sizes.curves import ANCHORS, TOKENS, Curve, damage_curves, interpolate
-from corp_cli.sizes.plan import SizePlan, best_plan, merges_tokens, read_plan, updated_tokens, write_plan
+from corp_cli.sizes.plan import SizePlan, best_plan
+from corp_cli.sizes.plan_file import plan_text, read_plan
+from corp_cli.sizes.target import merges_tokens, updated_tokens
 from tests.support import variants
+from tests.support.figures import known
 from tests.support.variants import SMALL
 
 SPEC = ModelSpec("deit_tiny_patch16_224", SMALL, {"input_size": [3, 32, 32]})
@@ -136,9 +140,9 @@ def test_damage_is_interpolated_along_the_error_and_never_falls() -> None:
 
 def test_plans_come_back(tmp_path: Path) -> None:
     sizes = (Sizes(40, 5, 9, 2), Sizes(128, 16, 16, 1))
-    write_plan(SizePlan(sizes, 1, (), 0.25), BLOCKS, tmp_path)
+    (tmp_path / "plan.yaml").write_text(plan_text(SizePlan(sizes, 1, (), 0.25), BLOCKS))
     again = read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 0)
-    assert (again.sizes, again.tokens) == (sizes, 1)
+    assert (again.sizes, again.updated_tokens) == (sizes, 1)
     (tmp_path / "part.yaml").write_text("blocks: {blocks.1: {mlp: 8}}")
     assert read_plan(tmp_path / "part.yaml", BLOCKS, 0, 0).sizes == (DENSE[0], Sizes(8, 16, 16, 2))
 
@@ -175,12 +179,12 @@ def run(sparsity: SparsityConfig, folder: Path | None = None) -> PruneConfig:
 
 def test_a_budget_is_met_and_its_plan_can_be_given_back(tmp_path: Path) -> None:
     first = prune(run(SparsityConfig(macs=0.4, curve_images=32)), tmp_path).report
-    assert 39 < first.size["removed_percent"]["macs"] < 45
-    assert first.size["removed_percent"]["macs"] >= 40
-    assert first.sparsity["predicted_kl"] > 0
+    assert 39 < first.size.removed_percent.macs < 45
+    assert first.size.removed_percent.macs >= 40
+    assert known(first.sparsity.predicted_kl) > 0
     again = prune(run(SparsityConfig(plan=str(tmp_path / "plan.yaml")))).report
-    assert [block["pruned"] for block in again.blocks] == [block["pruned"] for block in first.blocks]
-    assert again.evaluation["pruned"]["kl"] == first.evaluation["pruned"]["kl"]
+    assert [block.pruned for block in again.blocks] == [block.pruned for block in first.blocks]
+    assert again.evaluation.pruned.kl == first.evaluation.pruned.kl
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_budgets_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def spent(fraction: float, merge: bool | None = None, seed: int = 0) -> Report:
         asked = SparsityConfig(macs=fraction, curve_images=32, merge_tokens=merge)
-        return prune(replace(run(asked), seed=seed), cache=tmp_path).report
+        return prune(replace(run(asked), seed=seed), cache=Cache(tmp_path)).report
 
     monkeypatch.setattr(plan, "damage_curves", counted)
     first, _, again = spent(0.45), spent(0.2), spent(0.45)
@@ -248,11 +252,11 @@ def test_a_budget_that_only_the_strongest_merging_meets_is_met() -> None:
 
 def test_tokens_that_the_head_never_reads_are_left_alone_in_the_last_block() -> None:
     report = prune(run(SparsityConfig(macs=0.5, curve_images=32))).report
-    assert report.sparsity["last_block_tokens"] == 1
-    assert report.sparsity["merged_tokens"][-1] == 0
+    assert report.sparsity.last_block_tokens == 1
+    assert known(report.sparsity.merged_tokens)[-1] == 0
     whole = prune(run(SparsityConfig(macs=0.5, curve_images=32, skip_unread=False))).report
-    assert whole.sparsity["last_block_tokens"] is None
-    assert whole.sparsity["predicted_kl"] > report.sparsity["predicted_kl"]
+    assert whole.sparsity.last_block_tokens is None
+    assert known(whole.sparsity.predicted_kl) > known(report.sparsity.predicted_kl)
 
 
 @pytest.mark.parametrize(
@@ -293,9 +297,9 @@ def test_a_latency_budget_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(latency, "pass_seconds", seconds)
     asked = SparsityConfig(latency=0.4, curve_images=32, latency_batch_size=5, latency_dtype="bfloat16")
     report = prune(run(asked)).report
-    assert 39 < report.size["removed_percent"]["macs"] < 48
-    expected = report.size["dense"]["macs"] / report.size["pruned"]["macs"]
-    assert report.sparsity["predicted_speedup"] == pytest.approx(expected, rel=0.05)
+    assert 39 < report.size.removed_percent.macs < 48
+    expected = report.size.dense.macs / report.size.pruned.macs
+    assert report.sparsity.predicted_speedup == pytest.approx(expected, rel=0.05)
     with pytest.raises(CorpError, match=r"sparsity\.latency=0\.97 cannot be met: at most 0\.\d+ of this model"):
         prune(run(replace(asked, latency=0.97)))
 
@@ -316,7 +320,7 @@ def test_grids_reach_from_an_eighth_to_all() -> None:
     ],
 )
 def test_plans_say_how_many_tokens_are_merged(tmp_path: Path, merge: int, mergeable: int, said: str) -> None:
-    write_plan(SizePlan(DENSE, 1, (2, 0)), BLOCKS, tmp_path)
+    (tmp_path / "plan.yaml").write_text(plan_text(SizePlan(DENSE, 1, (2, 0)), BLOCKS))
     assert read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 2) == SizePlan(DENSE, 1, (2, 0))
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"blocks": {"blocks.0": {"merge": merge}}}))
     with pytest.raises(CorpError, match=re.escape(said)):
@@ -354,7 +358,7 @@ def test_a_bad_image_among_those_for_curves_is_left_out(tmp_path: Path) -> None:
     calibration = CalibrationConfig(path=str(tmp_path), num_images=40, max_bad=0.1, num_workers=0)
     evaluation = replace(cfg.evaluation, max_bad=0.1)  # no image is left over, so the same ones are judged on
     report = prune(replace(cfg, calibration=calibration, evaluation=evaluation)).report
-    assert report.calibration["bad"]["count"] == 1
+    assert report.calibration.bad.count == 1
     assert len([w for w in report.warnings if "of calibration.path" in w]) == 1
 
 

@@ -18,8 +18,9 @@ from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig,
 from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
 from corp_cli.linalg.merging import merge_tokens
 from corp_cli.method import sequential
+from corp_cli.method.rank import RankerArgs
 from corp_cli.method.sequential import compensate_sequentially
-from corp_cli.method.stream import Stream, on_device, start_streams
+from corp_cli.method.stream import Stream, start_streams
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec, skeleton
@@ -196,8 +197,12 @@ def config(**kwargs: float) -> PruneConfig:
 
 def repaired(model: nn.Module, x: Tensor, plan: SizePlan, cfg: PruneConfig) -> nn.Module:
     blocks, groups = blocks_of(model), frozenset({"mlp", "qk", "vo"})
-    pruned, _ = compensate_sequentially(model, blocks, plan, x.split(32), groups, cfg, CPU)
-    spare_tokens(pruned, plan.merge, plan.tokens)
+    args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda)
+    images, how = x.split(32), cfg.compensation
+    pruned, _ = compensate_sequentially(
+        model, blocks, plan.sizes, plan.merge, groups, images, cfg.ranker, how, args, CPU
+    )
+    spare_tokens(pruned, plan.merge, plan.updated_tokens)
     return pruned
 
 
@@ -207,7 +212,7 @@ def test_repair_undoes_a_part_of_what_merging_does() -> None:
     sizes = tuple(block.sizes for block in blocks_of(model))
     plan, wanted = SizePlan(sizes, 1, (2, 0)), logits(model, x)
     bare = copy.deepcopy(model)
-    spare_tokens(bare, plan.merge, plan.tokens)
+    spare_tokens(bare, plan.merge, plan.updated_tokens)
     new = repaired(model, x, plan, config(alpha=0.5, beta=0.5))
     errors = [float((logits(m, x) - wanted).square().mean()) for m in (bare, new)]
     assert errors[1] < 0.9 * errors[0]
@@ -225,7 +230,7 @@ def test_the_stream_of_the_repair_is_that_of_the_result(monkeypatch: pytest.Monk
     monkeypatch.setattr(sequential, "start_streams", started)
     sizes = tuple(Sizes(64, 8, 8, 2) for _ in blocks_of(model))
     new = repaired(model, x, SizePlan(sizes, 1, (2, 0)), config())
-    (batch,) = on_device(streams[0], CPU)
+    (batch,) = streams[0].batches()
     assert batch.sizes is not None
     assert batch.mean is not None
     assert batch.sizes.sum() == 8 * 5

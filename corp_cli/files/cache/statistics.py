@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
@@ -17,7 +15,6 @@ from torch import Tensor
 
 from corp_cli.errors import CorpError
 from corp_cli.files.tensors import save_whole
-from corp_cli.images.sources import ImageSet
 from corp_cli.method.statistics import BlockStatistics, Statistics
 
 FORMAT = "corp-statistics"
@@ -25,7 +22,7 @@ FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Kept:
+class Measured:
     """The content of a cache file."""
 
     key: dict[str, str]
@@ -34,54 +31,7 @@ class Kept:
     bad: list[str]  # those that could not be read
 
 
-def images_sha256(*sets: ImageSet) -> str:
-    """SHA-256 over the content of every image, in order.
-
-    Content, not names and times: a copied or renamed folder is the same images, and a file replaced under its old name
-    is not. Reading the bytes takes about a hundredth of measuring on them. Samples of a timm dataset, whose bytes are
-    out of reach, count by dataset, split and index.
-    """
-    digest = hashlib.sha256()
-    for images in sets:
-        digest.update(f"{len(images)}\n".encode())
-        for item in images.items:
-            if isinstance(item, Path):
-                content = item.read_bytes() if os.access(item, os.R_OK) and item.is_file() else b"unreadable"
-                digest.update(hashlib.sha256(content).digest())
-            elif isinstance(item, Tensor):
-                digest.update(f"{item.dtype} {tuple(item.shape)}".encode() + item.contiguous().numpy().tobytes())
-            else:
-                digest.update(f"{item}\n".encode())
-    return digest.hexdigest()
-
-
-def make_key(weights: str, images: str, transform: dict[str, Any], groups: Iterable[str]) -> dict[str, str]:
-    """What statistics depend on, by name; batch size and device only round differently and are left out."""
-    return {
-        "weights": weights,
-        "images": images,
-        "transform": json.dumps(transform, sort_keys=True),
-        "groups": ",".join(sorted(groups)),
-        "format": f"{FORMAT_VERSION} {' '.join(_names(BlockStatistics))}",
-    }
-
-
-def key_sha256(key: dict[str, str]) -> str:
-    """One hash for the whole key."""
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-
-
-def cache_file(cache: Path, key: dict[str, str]) -> Path:
-    """`cache` itself where it names a .safetensors file, else a file of that folder named after `key`."""
-    return cache if cache.suffix == ".safetensors" else cache / f"statistics-{key_sha256(key)[:16]}.safetensors"
-
-
-def differing(key: dict[str, str], other: dict[str, str]) -> str:
-    """The parts in which two keys differ, in words."""
-    return ", ".join(name for name in key if key[name] != other.get(name))
-
-
-def write_statistics(kept: Kept, path: Path) -> None:
+def write_statistics(kept: Measured, path: Path) -> None:
     """Write `path`, which appears only when whole. Raises CorpError if it cannot be written."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Any] = {}
@@ -105,7 +55,7 @@ def write_statistics(kept: Kept, path: Path) -> None:
         raise CorpError(f"{why}; check space and permissions, or choose another place.") from error
 
 
-def read_statistics(path: Path, device: torch.device) -> Kept | None:
+def read_statistics(path: Path, device: torch.device) -> Measured | None:
     """What is kept in `path`, its tensors on `device`; None where the file is not corp's, or not whole."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -114,7 +64,7 @@ def read_statistics(path: Path, device: torch.device) -> Kept | None:
             values: dict[str, Any] = {name: file.get_tensor(name).to(device) for name in names}
         values.update(content["scalars"])
         statistics = tuple(_built(BlockStatistics, values, f"{index}.") for index in range(content["blocks"]))
-        return Kept(content["key"], statistics, content["good"], content["bad"])
+        return Measured(content["key"], statistics, content["good"], content["bad"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):
         return None
 
@@ -140,9 +90,10 @@ def _hints(kind: Any) -> Iterator[tuple[str, Any]]:
         yield name, kinds[0] if kinds else hint
 
 
-def _names(kind: Any, prefix: str = "") -> Iterator[str]:
+def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted names of the tensors and numbers of a dataclass."""
     for name, inner in _hints(kind):
-        yield from _names(inner, f"{prefix}{name}.") if is_dataclass(inner) else (f"{prefix}{name}",)
+        yield from field_names(inner, f"{prefix}{name}.") if is_dataclass(inner) else (f"{prefix}{name}",)
 
 
 def _built(kind: Any, values: dict[str, Any], prefix: str) -> Any:

@@ -30,7 +30,7 @@ class PrunedAttention(nn.Module):
         """`dense` is the attention replaced: norms and dropouts are taken over from it as they are."""
         super().__init__()
         self.num_heads, self.qk_dim, self.v_dim, self.scale = sizes.heads, sizes.qk, sizes.vo, sizes.scale
-        self.queries: int | None = None  # only so many leading tokens ask and are answered; None: all
+        self.updated_tokens: int | None = None  # only so many leading tokens ask and are answered; None: all
         like = {"device": dense.proj.weight.device, "dtype": dense.proj.weight.dtype}
         inputs = (dense.q_proj if dense.qkv is None else dense.qkv).in_features
         rows, outputs = sizes.heads * (2 * sizes.qk + sizes.vo), sizes.heads * sizes.vo
@@ -50,8 +50,8 @@ class PrunedAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         """proj(softmax(scale · QKᵀ + attn_mask) V), [B, N, O]; a mask has rows for all tokens, or one for all alike."""
-        if self.queries is not None and attn_mask is not None:
-            attn_mask = attn_mask[..., : self.queries, :]
+        if self.updated_tokens is not None and attn_mask is not None:
+            attn_mask = attn_mask[..., : self.updated_tokens, :]
         if q.device.type == "cpu" and self.qk_dim != self.v_dim and not (is_exporting() or is_tracing()):
             # PyTorch's fast CPU kernel wants equal widths; zeros change nothing and cost less than its slow path.
             # A graph that is exported runs elsewhere, where they would cost time.
@@ -71,13 +71,13 @@ class PrunedAttention(nn.Module):
         return projected
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, N, D] → q [B, `queries` or N, H dq], k [B, N, H dq], v [B, N, H dv]."""
+        """x [B, N, D] → q [B, `updated_tokens` or N, H dq], k [B, N, H dq], v [B, N, H dv]."""
         qk, vo = self.num_heads * self.qk_dim, self.num_heads * self.v_dim
-        if self.queries is None:
+        if self.updated_tokens is None:
             q, k, v = self.qkv(x).split([qk, qk, vo], dim=-1)
             return q, k, v
         weight, bias = self.qkv.weight, self.qkv.bias
-        q = F.linear(x[:, : self.queries], weight[:qk], None if bias is None else bias[:qk])
+        q = F.linear(x[:, : self.updated_tokens], weight[:qk], None if bias is None else bias[:qk])
         k, v = F.linear(x, weight[qk:], None if bias is None else bias[qk:]).split([qk, vo], dim=-1)
         return q, k, v
 
@@ -90,5 +90,5 @@ class PlainAttention(PrunedAttention):
     """softmax(scale · QKᵀ) V and nothing else; the Attention of timm's VisionTransformer."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """x [B, N, D] → [B, N, O], or [B, `queries`, O] where only those ask."""
+        """x [B, N, D] → [B, N, O], or [B, `updated_tokens`, O] where only those ask."""
         return self.attend(*self.heads(x), attn_mask, is_causal)

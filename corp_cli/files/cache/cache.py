@@ -1,0 +1,128 @@
+"""What runs need not do again: one cache, in which statistics, damage curves and blocks are kept under one key."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from corp_cli.errors import CorpError
+from corp_cli.files.cache.blocks import BlockFiles
+from corp_cli.files.cache.curves import read_curves, write_curves
+from corp_cli.files.cache.keys import differing, extended, key_sha256, statistics_key
+from corp_cli.files.cache.statistics import Measured, read_statistics, write_statistics
+from corp_cli.images.batches import Intake, warn_unread
+from corp_cli.images.sources import ImageSet, expand
+from corp_cli.method.calibrate import accumulation_device
+from corp_cli.method.statistics import Statistics
+from corp_cli.models.blocks import Block
+from corp_cli.models.loaded import LoadedModel
+from corp_cli.runtime import console
+from corp_cli.sizes.curves import Curve
+
+CURVES = "corp-curves 2"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where things are kept, if anywhere, and `key`: what statistics depend on; see `opened`.
+
+    shared: a folder, or a file of statistics, for every run; one that cannot be written ends the run, since somebody
+    asked for it. own: a folder for this run alone, should it be interrupted; it can do without.
+    """
+
+    shared: Path | None = None
+    own: Path | None = None
+    key: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Path | None:
+        """Where statistics and curves are."""
+        return self.shared or self.own
+
+
+def opened(
+    cache: Cache, asked: str | None, dense: LoadedModel, images: tuple[ImageSet, ...], groups: frozenset[str]
+) -> Cache:
+    """`cache` for a run that prunes `groups` of `dense` by `images`; where `asked` is given, that is the shared one."""
+    shared = expand(asked) if asked else cache.shared
+    own = cache.own if cache.own and has_room(cache.own, dense.blocks) else None
+    if shared is None and own is None:
+        return Cache()
+    return Cache(shared, own, statistics_key(dense, images, groups))
+
+
+def has_room(folder: Path, blocks: tuple[Block, ...]) -> bool:
+    """Whether the disk takes twice what the statistics of `blocks` take: a run that has no room goes on without."""
+    widths = [(b.sizes.mlp, b.sizes.heads * b.sizes.vo, b.sizes.heads * b.sizes.qk) for b in blocks]
+    needed = 8 * sum(mlp**2 + vo**2 + 3 * qk**2 for mlp, vo, qk in widths)
+    existing = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+    return shutil.disk_usage(existing).free > 2 * needed
+
+
+def cached_statistics(
+    cache: Cache, dense: LoadedModel, intake: Intake, measure: Callable[[], Statistics]
+) -> Statistics:
+    """What `measure` gives, looked up in or added to `cache`; `intake` says how many images it was measured on."""
+    if cache.place is None:
+        return measure()
+    path = in_cache(cache, f"statistics-{key_sha256(cache.key)[:16]}.safetensors")
+    if cache.place.suffix == ".safetensors":
+        path = cache.place
+    foreign = False
+    if path.exists():
+        found = read_statistics(path, accumulation_device(dense.device))
+        if found is not None and found.key == cache.key:
+            intake.restart()
+            intake.take(found.good, found.bad)
+            warn_unread(intake)
+            console.err().print(f"corp: statistics of {found.good} images read from {path}", style="dim", markup=False)
+            return found.statistics
+        foreign = found is None and path == cache.place
+        why = "is not a whole file of corp's statistics"
+        if found is not None:
+            why = f"was measured for other {differing(cache.key, found.key)}"
+        then = "measuring without it" if foreign else "measuring anew and replacing it"
+        console.warn(f"calibration.cache: {path} {why}; {then}.")
+    statistics = measure()
+    if not foreign:  # a file that the user named and that corp did not write is left alone
+        content = Measured(cache.key, statistics, intake.good, intake.bad)
+        keep(cache, lambda: write_statistics(content, path))
+    return statistics
+
+
+def cached_curves(cache: Cache, parts: dict[str, Any], measure: Callable[[], list[Curve]]) -> list[Curve]:
+    """What `measure` gives, looked up in or added to `cache`; `parts`: what curves depend on besides statistics."""
+    if cache.place is None:
+        return measure()
+    key = extended(cache.key, format=CURVES, **parts)
+    path = in_cache(cache, f"curves-{key_sha256(key)[:16]}.json")
+    curves = read_curves(path, key)
+    if curves is None:
+        curves = measure()
+        found = curves
+        keep(cache, lambda: write_curves(found, key, path))
+    return curves
+
+
+def cached_blocks(cache: Cache, parts: dict[str, Any]) -> BlockFiles | None:
+    """Where blocks of this run are kept; `parts`: what they depend on besides statistics. None without such a place."""
+    return None if cache.own is None else BlockFiles(cache.own, key_sha256(extended(cache.key, **parts)))
+
+
+def in_cache(cache: Cache, name: str) -> Path:
+    """A file of the cache's folder, or beside the file of statistics that it names."""
+    assert cache.place is not None
+    folder = cache.place.parent if cache.place.suffix == ".safetensors" else cache.place
+    return folder / name
+
+
+def keep(cache: Cache, write: Callable[[], None]) -> None:
+    """Let `write` add a file; what a run keeps for itself alone it can do without."""
+    try:
+        write()
+    except CorpError:
+        if cache.shared is not None:
+            raise
