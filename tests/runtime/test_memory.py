@@ -51,13 +51,13 @@ def test_the_real_words_of_the_cpu_allocator() -> None:
 def test_halved_until_it_fits(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     tried, warnings = [], console.collect_warnings()
 
-    def work(cfg: PruneConfig) -> str:
-        tried.append(cfg.calibration.batch_size)
-        if cfg.calibration.batch_size > 8:
+    def work(cfg: CalibrationConfig) -> str:
+        tried.append(cfg.batch_size)
+        if cfg.batch_size > 8:
             raise error
         return "done"
 
-    assert halving_batches(work, config(), "calibration") == "done"
+    assert halving_batches(work, config().calibration, "calibration") == "done"
     assert tried == [32, 16, 8]
     assert warnings == [
         "memory ran out with calibration.batch_size=32; going on with 16.",
@@ -67,11 +67,11 @@ def test_halved_until_it_fits(error: Exception, capsys: pytest.CaptureFixture[st
 
 
 def test_not_even_one_image_fits() -> None:
-    def work(cfg: PruneConfig) -> None:
+    def work(cfg: CalibrationConfig) -> None:
         raise MemoryError
 
     with pytest.raises(CorpError, match=r"even with calibration\.batch_size=1"):
-        halving_batches(work, config(), "calibration")
+        halving_batches(work, config().calibration, "calibration")
 
 
 def test_other_errors_pass() -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from corp_cli import pipeline
 from corp_cli.config.prune import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.cache import Cache
@@ -26,7 +27,7 @@ from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import ModelSpec, skeleton
 from corp_cli.pipeline import prune
 from corp_cli.report.schema import Report
-from corp_cli.sizes import latency, plan
+from corp_cli.sizes import latency
 from corp_cli.sizes.budget import (
     Choice,
     make_budget,
@@ -221,7 +222,7 @@ def test_budgets_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         asked = SparsityConfig(macs=fraction, curve_images=32, merge_tokens=merge)
         return prune(replace(run(asked), seed=seed), cache=Cache(tmp_path)).report
 
-    monkeypatch.setattr(plan, "damage_curves", counted)
+    monkeypatch.setattr(pipeline, "damage_curves", counted)
     first, _, again = spent(0.45), spent(0.2), spent(0.45)
     assert measured == [ANCHORS[0.0]]
     assert again.blocks == first.blocks
