@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.table import Table
 
+from corp_cli.config.prune import InfoConfig
 from corp_cli.files.checkpoint import read_manifest
 from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
@@ -12,12 +15,12 @@ from corp_cli.models.resize import resize
 from corp_cli.runtime import console
 
 
-def describe(path: str) -> None:
-    """Print architecture, preprocessing, recipe, sizes per block and MACs of a pruned checkpoint.
+def run(cfg: InfoConfig, output_dir: Path) -> None:
+    """Print architecture, preprocessing, recipe, sizes per block and MACs of a pruned checkpoint; nothing is written.
 
     Reads the manifest alone and builds the model on the meta device. Raises CorpError for another file.
     """
-    manifest = read_manifest(path)
+    manifest = read_manifest(str(cfg.checkpoint))
     dense, pruned = skeleton(manifest.model), skeleton(manifest.model)
     resize(pruned, manifest.blocks)
     input_size = manifest.model.data["input_size"]

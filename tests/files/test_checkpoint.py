@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from corp_cli.commands.info import describe
-from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig
+from corp_cli.commands import info
+from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, InfoConfig, ModelConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files import tensors as tensor_files
 from corp_cli.files.checkpoint import FORMAT, FORMAT_VERSION, load_pruned, read_manifest, write_checkpoint
@@ -57,8 +57,9 @@ def test_timm_finds_the_preprocessing_on_the_loaded_model(checkpoint: Path) -> N
     assert tuple(data["mean"]) == (0.5,)
 
 
-def test_info_describes_it(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    describe(str(checkpoint))
+def test_info_describes_it(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    info.run(InfoConfig(str(checkpoint)), tmp_path)
+    assert not list(tmp_path.iterdir())
     out = capsys.readouterr().out
     assert "192 of 384" in out
     assert "396,202 of 674,410" in out
