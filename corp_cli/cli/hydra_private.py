@@ -1,4 +1,4 @@
-"""All that corp takes from `hydra._internal`, which Hydra may change at any time. Works with hydra-core 1.3.2 to 1.3.8.
+"""All that corp takes from `hydra._internal`, which Hydra may change at any time.
 
 Hydra's public interface composes a config, but neither parses a command line without running it, nor tells which jobs
 a sweep will have.
@@ -17,6 +17,8 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
+
+TRIED = ("1.3.2", "1.3.8")  # the first and the last hydra-core that the tests in tests/cli passed with
 
 
 def args_parser() -> ArgumentParser:

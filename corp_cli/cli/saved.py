@@ -121,7 +121,7 @@ def lay_over(command: str, path: Path, flags: Namespace, loader: ConfigLoader) -
         chosen = [one.key_or_group for one in OverridesParser.create().parse_overrides(flags.overrides)]
     if not isinstance(content, DictConfig) or not content:
         raise CorpError(f"{path} is not a config: it holds no keys with values; see corp {command} --help")
-    keys = {str(key) for key in content.keys()}  # noqa: SIM118 - `in` would miss what is interpolated
+    keys = {str(key) for key in content}  # `in content` would miss what is interpolated
     if "defaults" in keys and path.parent.resolve().name != SAVED:
         return
     for key in keys & {"defaults", "hydra"}:

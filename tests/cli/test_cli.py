@@ -220,6 +220,27 @@ def test_multirun_set_in_a_config(runs: list[tuple[PruneConfig, Path]]) -> None:
     assert [cfg.seed for cfg, _ in runs] == [1, 2]
 
 
+def test_multirun_that_is_interrupted_has_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(cfg: PruneConfig, output_dir: Path, shared: Path) -> None:
+        if cfg.seed == 2:
+            raise KeyboardInterrupt
+        (output_dir / "pruned.safetensors").touch()
+
+    put_module(monkeypatch, "prune", commands, run=run)
+    assert main(["prune", "-m", "seed=1,2,3", "hydra.sweep.dir=sweep"]) == 130
+    first, second = Path("sweep/summary.csv").read_text().splitlines()[1:]
+    assert first.startswith("0,seed=1,ok,")
+    assert second.startswith("1,seed=2,failed,")
+    assert second.endswith("KeyboardInterrupt")
+
+
+def test_hydra_may_change_the_folder_but_not_where_paths_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+    put_module(monkeypatch, "prune", commands, run=lambda cfg, output_dir: folders.append(Path.cwd()))
+    assert main(["prune", "hydra.job.chdir=true"]) == 0
+    assert folders == [Path.cwd()]
+
+
 def test_error_in_the_process_of_a_launcher_reaches_hydra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,8 +79,3 @@ def has_room(folder: Path, blocks: tuple[Block, ...]) -> bool:
     needed = 8 * sum(mlp**2 + vo**2 + 3 * qk**2 for mlp, vo, qk in widths)
     existing = next(part for part in (folder, *folder.absolute().parents) if part.exists())
     return shutil.disk_usage(existing).free > 2 * needed
-
-
-def remove_state(folder: Path) -> None:
-    """Remove what was kept of a run that is done."""
-    shutil.rmtree(folder, ignore_errors=True)
