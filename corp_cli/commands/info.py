@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.table import Table
 
+from corp_cli.config.prune import InfoConfig
 from corp_cli.files.manifest import Counts, Manifest, read_manifest
 from corp_cli.models.spec import PrunedSizes
 from corp_cli.runtime import console
 
 
-def describe(path: str) -> None:
-    """Print architecture, preprocessing, recipe, sizes per block and MACs of a pruned checkpoint, from its manifest.
+def run(cfg: InfoConfig, output_dir: Path) -> None:
+    """Print architecture, preprocessing, recipe, sizes per block and MACs of a pruned checkpoint; nothing is written.
 
     Raises CorpError for another file.
     """
+    path = str(cfg.checkpoint)
     manifest = read_manifest(path)
     counts = manifest.counts or _count(path, manifest)
     names = sorted(counts.blocks, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])

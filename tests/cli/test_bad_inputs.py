@@ -30,5 +30,8 @@ def test_there_are_enough_of_them_and_a_bad_answer_is_noticed(monkeypatch: pytes
     assert len(names) == len(set(names)) >= 40
     said = "corp: warning: careful.\ncorp: there is no cat.\n"
     assert script.Outcome(2, said, []).problems(("cat",)) == []
+    go_on = f"{said}corp: go on with: corp prune resume=run\n"
+    assert script.Outcome(2, go_on, ["run/.resume"]).problems(("cat",)) == []
+    assert script.Outcome(2, go_on, []).problems(("cat",)) == ["left "]
     assert script.Outcome(1, said, ["debris"]).problems(("dog",)) == ["exit code 1", "left debris", "lacks 'dog'"]
     assert script.Outcome(2, "Traceback\ncorp: no.\n", []).problems(()) == ["2 lines", "not from corp", "traceback"]

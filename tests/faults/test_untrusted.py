@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 
 import corp_cli
 from corp_cli.cli.main import main
-from corp_cli.commands.info import describe
-from corp_cli.config.prune import ModelConfig
+from corp_cli.commands import info
+from corp_cli.config.prune import InfoConfig, ModelConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.timm_entry import write_config
 from corp_cli.files.checkpoint import load_pruned, write_checkpoint
@@ -237,7 +237,7 @@ def test_arguments_that_load_are_refused(
     with pytest.raises(CorpError, match=rf"cannot be built with model\.args\.{key}"):
         load_dense(ModelConfig(VIT, pretrained=False, args={**variants.arguments("vit")[1], key: value}))
     bad = with_args(sound, canary.parent / "bad.safetensors", **{key: value})
-    for read in (read_manifest, load_pruned, lambda path: describe(str(path))):
+    for read in (read_manifest, load_pruned, lambda path: info.run(InfoConfig(str(path)), Path())):
         with pytest.raises(CorpError, match=f"the argument {key} is not one of an architecture"):
             read(bad)
 
@@ -356,7 +356,7 @@ def test_broken_manifests_are_refused_in_a_sentence(
         manifest = content(sound)
         edit(manifest)
     bad = edited(sound, tmp_path / "bad.safetensors", manifest)
-    for read in (load_pruned, lambda path: describe(str(path))):
+    for read in (load_pruned, lambda path: info.run(InfoConfig(str(path)), Path())):
         with pytest.raises(CorpError, match=sentence) as caught:
             read(bad)
         assert len(str(caught.value)) < 500
@@ -421,7 +421,7 @@ def test_any_value_of_a_manifest_may_be_anything(
                 parent = parent[key]
             parent[path[-1]] = next(junk)
             bad = edited(sound, tmp_path / "bad.safetensors", manifest)
-            for read in (load_pruned, lambda path: describe(str(path))):
+            for read in (load_pruned, lambda path: info.run(InfoConfig(str(path)), Path())):
                 try:
                     read(bad)
                 except CorpError:
@@ -445,7 +445,7 @@ def test_any_value_of_a_manifest_may_be_anything(
 def test_broken_heads_are_refused_in_a_sentence(tmp_path: Path, header: bytes, sentence: str) -> None:
     path = tmp_path / "bad.safetensors"
     path.write_bytes(header)
-    for read in (load_pruned, lambda path: describe(str(path))):
+    for read in (load_pruned, lambda path: info.run(InfoConfig(str(path)), Path())):
         with pytest.raises(CorpError, match=sentence):
             read(path)
 

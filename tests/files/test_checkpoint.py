@@ -17,8 +17,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from corp_cli.commands.info import describe
-from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig
+from corp_cli.commands import info
+from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, InfoConfig, ModelConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files import tensors as tensor_files
 from corp_cli.files.checkpoint import FORMAT, FORMAT_VERSION, Manifest, load_pruned, read_manifest, write_checkpoint
@@ -62,8 +62,9 @@ def test_timm_finds_the_preprocessing_on_the_loaded_model(checkpoint: Path) -> N
     assert tuple(data["mean"]) == (0.5,)
 
 
-def test_info_describes_it(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    describe(str(checkpoint))
+def test_info_describes_it(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    info.run(InfoConfig(str(checkpoint)), tmp_path)
+    assert not list(tmp_path.iterdir())
     out = capsys.readouterr().out
     assert "192 of 384" in out
     assert "396,202 of 674,410" in out
@@ -102,9 +103,9 @@ def test_files_of_older_versions_are_read(
     assert (manifest.model, manifest.blocks) == (new.model, new.blocks)
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     require_same(logits(load_pruned(path), x), logits(load_pruned(checkpoint), x))
-    describe(str(checkpoint))
+    info.run(InfoConfig(str(checkpoint)), Path())
     said = capsys.readouterr().out
-    describe(str(path))
+    info.run(InfoConfig(str(path)), Path())
     assert capsys.readouterr().out == said
 
 
@@ -133,7 +134,7 @@ def test_info_lists_blocks_in_the_order_of_the_model(tmp_path: Path, capsys: pyt
     twelve = {"depth": 12, "embed_dim": 12, "num_heads": 1, "img_size": 16}
     dense, spec = load_dense(ModelConfig("vit_tiny_patch16_224", pretrained=False, args=twelve))
     write_checkpoint(dense, Manifest(spec, {}, {}, ""), tmp_path / "pruned.safetensors")
-    describe(str(tmp_path / "pruned.safetensors"))
+    info.run(InfoConfig(str(tmp_path / "pruned.safetensors")), Path())
     found = re.findall(r"blocks\.(\d+)", capsys.readouterr().out)
     assert found == [str(i) for i in range(12)]
 
