@@ -52,7 +52,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PruneConfig, Path]]:
     """What the pipeline was asked to run, in order; each run writes one file."""
     asked: list[tuple[PruneConfig, Path]] = []
 
-    def run(cfg: PruneConfig, output_dir: Path, cache: Path | None) -> None:
+    def run(cfg: PruneConfig, output_dir: Path, shared: Path | None = None) -> None:
         asked.append((cfg, output_dir))
         (output_dir / "pruned.safetensors").touch()
 

@@ -10,6 +10,7 @@ from glob import escape, glob
 from pathlib import Path
 from typing import Sequence
 
+from corp_cli.cli.table import COMMANDS
 from corp_cli.config.export import FORMATS, WEIGHTS
 from corp_cli.config.images import CROP_MODES, INTERPOLATIONS
 from corp_cli.config.prune import COMPENSATIONS, DTYPES, RANKERS
@@ -52,11 +53,14 @@ FLAGS = ("--help", "--multirun", "--cfg", "--info", "--config-dir", "--config-na
 OWN_FLAGS = {"check": ("--against",), "prune": ("--dry-run",)}
 PATH_KEYS = (
     "calibration.path",
+    "calibration.root",
     "calibration.cache",
     "evaluation.path",
+    "evaluation.root",
     "evaluation.labels",
     "evaluation.class_map",
     "model.checkpoint",
+    "sparsity.plan",
     "checkpoint",
     "report",
     "against",
@@ -125,15 +129,13 @@ def _paths(start: str) -> list[str]:
 def _hydra_candidates(command: str, words: list[str], word: str) -> list[str]:
     from dataclasses import fields
 
-    from hydra._internal.core_plugins.bash_completion import BashCompletion
-
+    from corp_cli.cli import hydra_private
     from corp_cli.cli.hydra_app import config_loader, fits, parse_flags
-    from corp_cli.config.prune import SCHEMAS
 
     flags = parse_flags(command, words)
     loader = config_loader(flags.config_dir)
-    found = BashCompletion(loader)._query(flags.config_name or command, " ".join([*flags.overrides, word]))
-    known = {item.name for item in fields(SCHEMAS[command])}
+    found = hydra_private.candidates(loader, flags.config_name or command, [*flags.overrides, word])
+    known = {item.name for item in fields(COMMANDS[command].schema)}
     found = [candidate for candidate in found if re.split(r"[.=/@]", candidate)[0] in known]
     choices = re.compile(r"(\w+)=(\w+)$")
     return [one for one in found if not (pair := choices.match(one)) or fits(command, pair[1], pair[2], loader)]

@@ -7,7 +7,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from corp_cli.config.prune import SCHEMAS, PruneConfig
+from corp_cli.cli.table import COMMANDS
+from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    for name, schema in SCHEMAS.items():
-        ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+    for name, command in COMMANDS.items():
+        ConfigStore.instance().store(name=f"{name}_schema", node=command.schema)
     OmegaConf.register_new_resolver("slug", slug, replace=True)
 
 

@@ -9,28 +9,28 @@ from pathlib import Path
 from string import Template
 from typing import Iterator
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from corp_cli.cli.hydra_app import fits, task_part
 from corp_cli.cli.messages import plain_errors
-from corp_cli.config.prune import SCHEMAS
+from corp_cli.cli.table import COMMANDS
 
 
-def help_text(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> str:
+def help_text(command: str, flags: Namespace, loader: ConfigLoader) -> str:
     """`hydra.help.template` of the config, with the groups and the explained keys as `flags` leave them.
 
     Hydra's own --help takes twice as long: it copies every config anew for every group that it lists.
     """
     with plain_errors(command, flags.overrides, loader):
         cfg = loader.load_configuration(flags.config_name or command, flags.overrides, RunMode.RUN)
-    known = {item.name for item in fields(SCHEMAS[command])}
-    groups = [group for group in loader.repository.get_group_options("", ObjectType.GROUP) if group in known]
+    known = {item.name for item in fields(COMMANDS[command].schema)}
+    groups = [group for group in loader.get_group_options("", ObjectType.GROUP) if group in known]
     listed = []
     for group in sorted(groups):
-        choices = [one for one in loader.repository.get_group_options(group) if fits(command, group, one, loader)]
+        choices = [one for one in loader.get_group_options(group) if fits(command, group, one, loader)]
         listed.append(f"  {group}: {', '.join(choices)}")
     keys = explained(OmegaConf.to_yaml(task_part(cfg), resolve=flags.resolve), comments(command, cfg, loader))
     template = Template(cfg.hydra.help.template)
@@ -47,7 +47,7 @@ def explained(yaml: str, notes: dict[str, str]) -> Iterator[str]:
         yield f"  {line:<26}  # {note}" if note else f"  {line}"
 
 
-def comments(command: str, cfg: DictConfig, loader: ConfigLoaderImpl) -> dict[str, str]:
+def comments(command: str, cfg: DictConfig, loader: ConfigLoader) -> dict[str, str]:
     """dotted key → the comment behind it in the YAML file, of those `cfg` is made of, that sets it."""
     files = {f"{command}.yaml": ""}
     files |= {f"{group}/{choice}.yaml": f"{group}." for group, choice in cfg.hydra.runtime.choices.items()}

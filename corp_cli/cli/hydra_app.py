@@ -10,29 +10,34 @@ import shutil
 import sys
 import warnings
 from argparse import Namespace
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Iterator, Sequence
 
 from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
-from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from corp_cli.cli.compose import config_dir, register, typed
-from corp_cli.cli.messages import LAID_OVER, plain_errors
-from corp_cli.config.prune import SCHEMAS
+from corp_cli.cli.hydra_private import args_parser, keys_of_choice, make_loader, sweep_jobs
+from corp_cli.cli.messages import plain_errors
+from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError
-from corp_cli.files.output import STATE, require_room
+from corp_cli.files.output import require_room
 
-WRITES_NO_FOLDER = ("info", "check", "doctor")
+
+@dataclass(frozen=True)
+class Ground:
+    """Where a command line writes, and what was there before."""
+
+    multirun: bool
+    folder: Path  # of the run, or of all jobs
+    existing: Path  # the innermost folder above it, or itself, that was there
+    entries: frozenset[Path]  # of `folder`
+    own: frozenset[str]  # what Hydra and corp put in a folder besides results
 
 
 def parse_flags(command: str, args: Sequence[str]) -> Namespace:
@@ -40,7 +45,7 @@ def parse_flags(command: str, args: Sequence[str]) -> Namespace:
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            flags = get_args_parser().parse_intermixed_args(args)
+            flags = args_parser().parse_intermixed_args(args)
     except SystemExit:
         said = complaint.getvalue().rpartition("error: ")[2].strip()
         raise CorpError(f"{said[:1].upper()}{said[1:]}; see corp {command} --help") from None
@@ -67,29 +72,6 @@ def spelled_out(args: Sequence[str]) -> list[str]:
     return [f"report={quoted(word)}" if word in bare else word for word in words]
 
 
-def resumed(args: Sequence[str]) -> list[str]:
-    """The `args` of corp prune, with resume=FOLDER spelled out: the saved config of that run, and its folder again."""
-    asked = [arg for arg in args if arg.startswith("resume=")]
-    if not asked:
-        return list(args)
-    folder = Path(asked[-1].partition("=")[2]).expanduser().absolute()
-    if not (folder / ".hydra/config.yaml").is_file():
-        raise CorpError(
-            f"resume={folder} holds no run to go on with; give the folder of a corp prune that was stopped."
-        )
-    if (folder / "report.json").is_file():
-        raise CorpError(f"resume={folder} holds a run that is done; there is nothing to go on with.")
-    if {"-m", "--multirun"}.intersection(args):
-        raise CorpError("resume goes on with one run; leave out --multirun.")
-    saved = ["--config-dir", str(folder / ".hydra"), "--config-name", "config", f"hydra.run.dir={quoted(str(folder))}"]
-    return [*saved, *(arg for arg in args if not arg.startswith("resume="))]
-
-
-def holds_state(output_dir: Path) -> bool:
-    """Whether an interrupted run left anything to go on with."""
-    return any((output_dir / STATE).glob("*.safetensors"))
-
-
 def dry(args: Sequence[str]) -> list[str]:
     """The `args` of corp prune, with --dry-run spelled out as dry_run=true; then Hydra writes no files either."""
     words = ["dry_run=true" if arg == "--dry-run" else arg for arg in args]
@@ -103,53 +85,27 @@ def quoted(value: str) -> str:
     return f'"{escaped}"'
 
 
-def config_loader(extra_dir: str | None) -> ConfigLoaderImpl:
+def config_loader(extra_dir: str | None) -> ConfigLoader:
     """Hydra's loader of corp's configs and, after them, of those in the folder given as --config-dir."""
     version.setbase("1.3")
     setup_globals()
     register()
-    search_path = create_config_search_path(str(config_dir().resolve()))
-    if extra_dir is not None:
-        if not Path(extra_dir).is_dir():
-            raise CorpError(f"--config-dir {extra_dir} is not a folder; give one that holds YAML configs.")
-        where = f"file://{Path(extra_dir).resolve()}"
-        search_path.prepend(provider="command-line", path=where, anchor=SearchPathQuery(provider="schema"))
-    return ConfigLoaderImpl(search_path)
+    if extra_dir is not None and not Path(extra_dir).is_dir():
+        raise CorpError(f"--config-dir {extra_dir} is not a folder; give one that holds YAML configs.")
+    return make_loader(str(config_dir().resolve()), extra_dir and str(Path(extra_dir).resolve()))
 
 
-def fits(command: str, group: str, choice: str, loader: ConfigLoaderImpl) -> bool:
+def fits(command: str, group: str, choice: str, loader: ConfigLoader) -> bool:
     """Whether `command` knows every key of a choice: `gate` has more of them in corp check than in corp prune."""
-    schema = {item.name: item.default_factory for item in fields(SCHEMAS[command])}.get(group)
-    found = loader.repository.load_config(f"{group}/{choice}")
-    if found is None or not (isinstance(schema, type) and is_dataclass(schema)):
+    schema = {item.name: item.default_factory for item in fields(COMMANDS[command].schema)}.get(group)
+    keys = keys_of_choice(loader, f"{group}/{choice}")
+    if keys is None or not (isinstance(schema, type) and is_dataclass(schema)):
         return True
-    return {str(key) for key in found.config} <= {item.name for item in fields(schema)}
+    return keys <= {item.name for item in fields(schema)}
 
 
-def lay_over(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> None:
-    """Let a config without a defaults list, such as a run's saved .hydra/config.yaml, set values of `command`'s own.
-
-    Raises CorpError where a group is chosen that such a config sets: its values would silently win over the choice.
-    """
-    path = Path(flags.config_dir or "", f"{(flags.config_name or '').removesuffix('.yaml')}.yaml")
-    if flags.config_dir is None or flags.config_name is None or not path.is_file():
-        return
-    with plain_errors(command, flags.overrides, loader):
-        content = OmegaConf.load(path)
-        chosen = [one.key_or_group for one in OverridesParser.create().parse_overrides(flags.overrides)]
-    if not isinstance(content, DictConfig):
-        raise CorpError(f"{path} is not a config: it holds no keys with values; see corp {command} --help")
-    if "defaults" in content:
-        return
-    for group in chosen:
-        if group in content and loader.get_group_options(group):
-            raise CorpError(f"{path} sets all of {group} already; change single keys, as in {group}.KEY=VALUE.")
-    flags.config_name = f"{path.stem}{LAID_OVER}"
-    ConfigStore.instance().store(flags.config_name, {"defaults": [command, "_self_"], **content})
-
-
-def check(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> tuple[bool, Path]:
-    """Refuse what the run would fail on → (is it a multirun?, the innermost existing folder it writes to)."""
+def check(command: str, flags: Namespace, loader: ConfigLoader) -> Ground:
+    """Refuse what the run would fail on, and settle the folder that it writes to → what is there before it."""
     name = flags.config_name or command
     if flags.cfg and flags.package:
         with plain_errors(command, flags.overrides, loader):
@@ -157,29 +113,73 @@ def check(command: str, flags: Namespace, loader: ConfigLoaderImpl) -> tuple[boo
         if flags.package != "_global_" and OmegaConf.select(shown, flags.package) is None:
             raise CorpError(f"There is nothing to show at --package {flags.package}.")
     if flags.hydra_help or flags.cfg or flags.info:
-        return False, Path.cwd()
+        return survey(Path.cwd(), False, "")
     with plain_errors(command, flags.overrides, loader), warnings.catch_warnings():
         warnings.filterwarnings("error", "provider=.* is not available", UserWarning)
         master = loader.load_configuration(name, flags.overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
         multirun = flags.multirun or master.hydra.mode == RunMode.MULTIRUN
-        if multirun and command in WRITES_NO_FOLDER:
+        if multirun and not COMMANDS[command].writes_folder:
             raise CorpError(f"corp {command} does one thing at a time; leave out --multirun.")
-        if not multirun:
-            job = loader.load_configuration(name, flags.overrides, RunMode.RUN)
-            check_job(command, job)
-        for overrides in sweep_jobs(master, loader) if multirun else []:
-            with plain_errors(command, overrides, loader):
-                check_job(command, loader.load_sweep_config(master, overrides))
-        HydraConfig.instance().set_config(job if not multirun else master)
-        output_dir = Path(master.hydra.sweep.dir if multirun else job.hydra.run.dir).absolute()
-    if command not in WRITES_NO_FOLDER:
-        require_room(output_dir, key="hydra.sweep.dir" if multirun else "hydra.run.dir")
-    return multirun, next(folder for folder in (output_dir, *output_dir.parents) if folder.exists())
+        if multirun:
+            check_sweep(command, master, loader)
+            config, key = master, "hydra.sweep.dir"
+        else:
+            config, key = loader.load_configuration(name, flags.overrides, RunMode.RUN), "hydra.run.dir"
+            check_job(command, config)
+        HydraConfig.instance().set_config(config)
+        folder = Path(OmegaConf.select(config, key)).absolute()
+        log = f"{config.hydra.job.name}.log"
+    if COMMANDS[command].writes_folder:
+        require_room(folder, key=key)
+    flags.overrides.append(f"{key}={quoted(str(folder))}")  # a name made of the time would be another one later
+    return survey(folder, multirun, log)
 
 
 def check_job(command: str, cfg: DictConfig) -> None:
     """Raise CorpError unless every value of the composed `cfg` is in range."""
-    typed(task_part(cfg), SCHEMAS[command])
+    typed(task_part(cfg), COMMANDS[command].schema)
+
+
+def check_sweep(command: str, master: DictConfig, loader: ConfigLoader) -> None:
+    """Raise CorpError unless every job of a multirun is in range and has a folder of its own."""
+    taken: dict[str, int] = {}
+    for number, overrides in enumerate(sweep_jobs(master, loader)):
+        with plain_errors(command, overrides, loader):
+            job = loader.load_sweep_config(master, overrides)
+            check_job(command, job)
+            with read_write(job), open_dict(job):
+                job.hydra.job.num = job.hydra.job.id = number  # as the launcher will
+            HydraConfig.instance().set_config(job)
+            subdir = str(OmegaConf.select(job, "hydra.sweep.subdir"))
+        other = taken.setdefault(os.path.normpath(subdir), number)
+        if other != number:
+            raise CorpError(
+                f"hydra.sweep.subdir={subdir} is the folder of job {other} and of job {number}, which would write over "
+                "each other; leave it out, or put ${hydra.job.num} in it."
+            )
+
+
+def survey(folder: Path, multirun: bool, log: str) -> Ground:
+    """What is where a command line writes."""
+    existing = next(part for part in (folder, *folder.parents) if part.exists())
+    entries = frozenset(folder.iterdir()) if folder.is_dir() else frozenset()
+    saved = (".hydra", *(f".hydra/{name}" for name in ("config.yaml", "hydra.yaml", "overrides.yaml", "resume.json")))
+    return Ground(multirun, folder, existing, entries, frozenset({*saved, "multirun.yaml", log}))
+
+
+def remove_unused(output_dir: Path, ground: Ground) -> None:
+    """Remove `output_dir`, then the folders above it, while the run made them and no result is in them."""
+    if ground.entries & {output_dir, *output_dir.parents}:
+        return
+    for folder in (output_dir, *output_dir.parents):
+        if folder == ground.existing:
+            return
+        if not folder.is_dir():
+            continue
+        found = [*folder.iterdir(), *folder.glob(".hydra/*")]
+        if not {str(path.relative_to(folder)) for path in found} <= ground.own:
+            return
+        shutil.rmtree(folder)
 
 
 def task_part(cfg: DictConfig) -> DictConfig:
@@ -190,26 +190,14 @@ def task_part(cfg: DictConfig) -> DictConfig:
     return task
 
 
-def sweep_jobs(master: DictConfig, loader: ConfigLoaderImpl) -> list[list[str]]:
-    """The overrides of every job of a multirun; none where a plugin's sweeper finds them as it goes."""
-    sweeper = master.hydra.sweeper
-    if sweeper._target_ != BasicSweeperConf._target_:
-        return []
-    given = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
-    overrides = OverridesParser.create(loader).parse_overrides([*given, *master.hydra.overrides.task])
-    return BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]
-
-
 @contextlib.contextmanager
-def command_line(flags: Namespace, args: Sequence[str]) -> Iterator[None]:
-    """For the duration, let Hydra read `args` from sys.argv, raise its errors and keep its warnings quiet."""
-    options = list(args)
-    for override in flags.overrides:
-        options.remove(override)
+def command_line(flags: Namespace) -> Iterator[None]:
+    """For the duration, let Hydra read `flags` from sys.argv, raise its errors and keep its warnings quiet."""
+    # Overrides first: Hydra's own parser takes them only in one piece, and --info would swallow one behind it.
+    given = {name: value for name, value in vars(flags).items() if name not in ("overrides", "help") and value}
+    options = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in given.items()]
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    # Hydra's own parser takes overrides only in one piece; last they could be swallowed by --info.
-    name = ["--config-name", flags.config_name] if flags.config_name else []  # the last one counts
-    sys.argv = ["corp", *flags.overrides, *options, *name]
+    sys.argv = ["corp", *flags.overrides, *options]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         with warnings.catch_warnings():
@@ -220,14 +208,3 @@ def command_line(flags: Namespace, args: Sequence[str]) -> Iterator[None]:
         os.environ.pop("HYDRA_FULL_ERROR")
         if before[1] is not None:
             os.environ["HYDRA_FULL_ERROR"] = before[1]
-
-
-def remove_unused(output_dir: Path, kept: Path) -> None:
-    """Remove `output_dir`, then the folders above it up to `kept`, while they hold only Hydra's own files."""
-    for folder in (output_dir, *output_dir.parents):
-        if not folder.is_dir():
-            continue
-        names = {entry.name for entry in folder.iterdir() if entry.suffix != ".log"}
-        if folder == kept or names - {".hydra", "multirun.yaml"}:
-            return
-        shutil.rmtree(folder)

@@ -5,31 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shlex
 import sys
 import traceback
 from difflib import get_close_matches
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Sequence
 
+from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError, GateError
 from corp_cli.version import __version__
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from corp_cli.config.gate import CheckConfig
-    from corp_cli.config.prune import BenchConfig, DoctorConfig, EvaluateConfig, ExportConfig, InfoConfig, PruneConfig
+    from corp_cli.cli.hydra_app import Ground
+    from corp_cli.cli.job import Job
 
-COMMANDS = {
-    "prune": "prune a vision transformer in one shot, from a folder of unlabelled images",
-    "evaluate": "measure the accuracy of a checkpoint, and how close it is to its dense model",
-    "bench": "time a pruned checkpoint against its dense model on this machine",
-    "export": "write a checkpoint as ONNX, torch.export or TorchScript, and compare it with the model",
-    "check": "compare a report with a baseline, and fail where it is worse",
-    "info": "describe a pruned checkpoint",
-    "doctor": "look whether corp can work on this machine, and say what to do where not",
-}
 OVERVIEW = """\
 corp makes trained vision transformers smaller and faster in one shot, from a folder of unlabelled images.
 
@@ -76,10 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def dispatch(argv: list[str]) -> int:
     """Do what `argv` asks for and return the exit code; errors are raised."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(
-            OVERVIEW.format(commands="\n".join(f"  {name:<10}{does}" for name, does in COMMANDS.items())),
-            end="",
-        )
+        print(OVERVIEW.format(commands="\n".join(f"  {name:<10}{one.does}" for name, one in COMMANDS.items())), end="")
         return 0
     if "--version" in argv:
         print(f"corp {__version__}")
@@ -105,164 +92,91 @@ def at_home(arg: str) -> str:
     return f"{key}={os.path.expanduser(value)}" if equals and value.startswith("~/") else arg
 
 
-def report(error: Exception, where: str = "") -> int:
-    """Tell the user in one line on stderr what went wrong (and `where`), and return the exit code."""
+def report(error: BaseException, where: str = "", hint: str = "") -> int:
+    """Tell the user in one line on stderr what went wrong (and `where`), in another how to go on → the exit code."""
     if os.environ.get("CORP_DEBUG") == "1":
         traceback.print_exception(error)
     message = " ".join(str(error).split())
-    if isinstance(error, CorpError | GateError):
-        print(f"corp: {where}{message}", file=sys.stderr)
-        return 2 if isinstance(error, CorpError) else 3
-    advice = "set CORP_DEBUG=1 to see the traceback, and please report it"
-    print(f"corp: {where}unexpected error: {type(error).__name__}: {message}; {advice}", file=sys.stderr)
-    return 1
+    known = isinstance(error, CorpError | GateError)
+    if not known:
+        advice = "set CORP_DEBUG=1 to see the traceback, and please report it"
+        message = f"unexpected error: {type(error).__name__}: {message}; {advice}"
+    print(f"corp: {where}{message}", file=sys.stderr)
+    if hint:
+        print(f"corp: {hint}", file=sys.stderr)
+    return 1 if not known else 2 if isinstance(error, CorpError) else 3
 
 
-def run_prune(config: PruneConfig, output_dir: Path) -> None:
-    """The job of `corp prune`."""
-    if config.dry_run:
-        from corp_cli.commands import dry_run
-
-        return dry_run.run(config)
-    from corp_cli.cli import sweep
-    from corp_cli.commands import prune
-
-    prune.run(config, output_dir, sweep.shared_cache())
-
-
-def run_evaluate(config: EvaluateConfig, output_dir: Path) -> None:
-    """The job of `corp evaluate`."""
-    from corp_cli.commands import evaluate
-
-    evaluate.run(config, output_dir)
-
-
-def run_bench(config: BenchConfig, output_dir: Path) -> None:
-    """The job of `corp bench`."""
-    from corp_cli.commands import bench
-
-    bench.run(config, output_dir)
-
-
-def run_export(config: ExportConfig, output_dir: Path) -> None:
-    """The job of `corp export`."""
-    from corp_cli.commands import export
-
-    export.run(config, output_dir)
-
-
-def run_check(config: CheckConfig, output_dir: Path) -> None:
-    """The job of `corp check`; it writes nothing to `output_dir`."""
-    from corp_cli.commands import check
-
-    check.run(config)
-
-
-def run_info(config: InfoConfig, output_dir: Path) -> None:
-    """The job of `corp info`; it writes nothing to `output_dir`."""
-    from corp_cli.commands import info
-
-    info.describe(str(config.checkpoint))
-
-
-def run_doctor(config: DoctorConfig, output_dir: Path) -> None:
-    """The job of `corp doctor`; it writes nothing to `output_dir`."""
-    from corp_cli.commands import doctor
-
-    doctor.run()
-
-
-JOBS: dict[str, Callable[[Any, Path], None]] = {
-    "prune": run_prune,
-    "evaluate": run_evaluate,
-    "bench": run_bench,
-    "export": run_export,
-    "check": run_check,
-    "info": run_info,
-    "doctor": run_doctor,
-}
 # Errors of a write that do not say which file it was.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run_command(command: str, args: Sequence[str]) -> int:
     """Run `corp <command> <args>` as a Hydra app, after checking the config of every job → the exit code."""
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-
-    from corp_cli.cli import hydra_app, log, sweep
-    from corp_cli.cli.compose import config_dir, typed
+    from corp_cli.cli import hydra_app, saved
     from corp_cli.cli.messages import plain_errors
-    from corp_cli.config.prune import SCHEMAS
 
     if command == "check":
         args = hydra_app.spelled_out(args)
     if command == "prune":
-        args = hydra_app.resumed(hydra_app.dry(args))
+        args = hydra_app.dry(args)
     flags = hydra_app.parse_flags(command, args)
+    resumed = saved.resume(flags) if command == "prune" else None
+    config = resumed or saved.take_config(flags)
     loader = hydra_app.config_loader(flags.config_dir)
-    hydra_app.lay_over(command, flags, loader)
+    if config is not None:
+        saved.lay_over(command, config, flags, loader)
     if flags.help:
         from corp_cli.cli.help import help_text
 
         print(help_text(command, flags, loader))
         return 0
-    multirun, kept = hydra_app.check(command, flags, loader)
-    failures: list[tuple[Exception, str]] = []
-    unused: set[Path] = set()
-    done: list[sweep.Job] = []
-    sweep_dir = Path()
-    process = os.getpid()
-
-    def job(cfg: DictConfig) -> None:
-        nonlocal sweep_dir
-        here = HydraConfig.get()
-        output_dir = Path(here.runtime.output_dir)
-        where, number, overrides = "", 0, " ".join(here.overrides.task)
-        dry = command == "prune" and cfg.dry_run
-        if multirun:
-            number, sweep_dir = here.job.num, Path(here.sweep.dir).absolute()
-            where = f"job {number} ({overrides}): "
-            print(f"corp: {where}{'' if dry else output_dir}".rstrip(), flush=True)
-        try:
-            with log.recorded(command, overrides, output_dir):
-                JOBS[command](typed(cfg, SCHEMAS[command]), output_dir)
-        except (Exception, KeyboardInterrupt) as error:
-            kept_state = isinstance(error, KeyboardInterrupt) and hydra_app.holds_state(output_dir)
-            if isinstance(error, (CorpError, KeyboardInterrupt)) and not kept_state:
-                unused.add(output_dir)
-            # Hydra prints lines of its own about an error that reaches it. In the processes of a launcher plugin
-            # it has to: they do not share `failures`.
-            if kept_state:
-                raise KeyboardInterrupt(f"go on with: corp prune resume={shlex.quote(str(output_dir))}") from None
-            if isinstance(error, KeyboardInterrupt) or os.getpid() != process:
-                raise
-            failures.append((error, where))
-            worse = isinstance(error, GateError)
-            done.append(sweep.Job(number, overrides, output_dir, " ".join(str(error).split()), worse))
-        else:
-            if dry:
-                unused.add(output_dir)
-            else:
-                done.append(sweep.Job(number, overrides, output_dir))
-
-    app = hydra.main(version_base="1.3", config_path=str(config_dir().resolve()), config_name=command)(job)
+    ground = hydra_app.check(command, flags, loader)
+    jobs: list[Job] = []
     try:
-        with plain_errors(command, flags.overrides, loader), hydra_app.command_line(flags, args):
-            app()
-        if multirun and command == "prune" and done:
-            sweep.conclude(done, sweep_dir)
+        with hydra_app.command_line(flags), plain_errors(command, flags.overrides, loader):
+            run_jobs(command, ground, resumed is not None, jobs)
     except SystemExit as stop:  # after --hydra-help
         return int(stop.code or 0)
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
             raise
-        key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+        key = "hydra.sweep.dir" if ground.multirun else "hydra.run.dir"
         what = error.filename or "the output folder"
         raise CorpError(f"Cannot write {what}: {error.strerror}; choose another with {key}=FOLDER.") from error
     finally:
-        if multirun:
-            sweep.remove_cache(sweep_dir)
-        for output_dir in unused:
-            hydra_app.remove_unused(output_dir, kept)
-    return min((report(*failure) for failure in failures), default=0)
+        for folder in [job.output_dir for job in jobs if job.unused] if jobs else [ground.folder]:
+            hydra_app.remove_unused(folder, ground)
+    return min((report(job.error, job.where, job.hint) for job in jobs if job.error is not None), default=0)
+
+
+def run_jobs(command: str, ground: Ground, resumed: bool, jobs: list[Job]) -> None:
+    """Let Hydra run what sys.argv asks for; `jobs` grows by each that ends in this process."""
+    import hydra
+
+    from corp_cli.cli import sweep
+    from corp_cli.cli.compose import config_dir
+    from corp_cli.cli.job import Task, carry_out
+    from corp_cli.files.owned import claim, clear
+
+    sweeps = ground.multirun and command == "prune"
+    shared = claim(ground.folder / sweep.CACHE) if sweeps else None
+    task, process = Task(command, ground.multirun, resumed, shared), os.getpid()
+
+    def one(cfg: DictConfig) -> None:
+        job = carry_out(task, cfg)
+        jobs.append(job)
+        if isinstance(job.error, KeyboardInterrupt):
+            raise KeyboardInterrupt(*filter(None, [job.hint])) from None
+        # Hydra prints lines of its own about an error that reaches it. In the processes of a launcher plugin it has
+        # to: they do not share `jobs`.
+        if job.error is not None and os.getpid() != process:
+            raise job.error
+
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_dir().resolve()), config_name=command)(one)()
+    finally:
+        if shared is not None:
+            clear(shared)
+        if sweeps:
+            sweep.conclude([job for job in jobs if not job.dry], ground.folder)

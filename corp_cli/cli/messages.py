@@ -14,7 +14,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 from yaml import MarkedYAMLError
 
-from corp_cli.config.prune import SCHEMAS
+from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError
 
 # OmegaConf's name of a type → what a user should write.
@@ -73,7 +73,7 @@ def close_match(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 def keys_of(command: str) -> list[str]:
     """Every key that `corp <command>` takes, dotted, in the order of the schema."""
-    return list(_dotted(SCHEMAS[command]))
+    return list(_dotted(COMMANDS[command].schema))
 
 
 def _dotted(schema: Any, prefix: str = "") -> Iterator[str]:
@@ -110,7 +110,7 @@ def _unreadable(override: str, command: str) -> str:
 def _missing_config(error: MissingConfigException, loader: ConfigLoader) -> str:
     name = error.missing_cfg_file or "config"
     group, _, choice = name.rpartition("/")
-    hidden = ("_dummy_empty_config_", *(f"{schema}_schema" for schema in SCHEMAS))
+    hidden = ("_dummy_empty_config_", *(f"{name}_schema" for name in COMMANDS))
     options = [option for option in loader.get_group_options(group) if option not in hidden]
     where = re.match(r"In '(.+?)'", str(error))
     asked = f"{where[1]}.yaml asks for the config {name}, which" if where else f"The config {name}"

@@ -5,42 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from rich.table import Table
 
+from corp_cli.cli.job import Job
 from corp_cli.files.output import write_whole
 from corp_cli.runtime import console
 
 SUMMARY = "summary.csv"
-CACHE = ".shared"
-
-
-def shared_cache() -> Path | None:
-    """Where the jobs of a multirun share what they measure of the dense model; None for a single run."""
-    here = HydraConfig.get()
-    return Path(here.sweep.dir).absolute() / CACHE if here.mode == RunMode.MULTIRUN else None
-
-
-def remove_cache(sweep_dir: Path) -> None:
-    """Remove what the jobs shared: it is large, and of no use to anyone else."""
-    shutil.rmtree(sweep_dir / CACHE, ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One job of a multirun, when it is done."""
-
-    number: int
-    overrides: str
-    output_dir: Path
-    error: str | None = None
-    worse: bool = False  # `error` is that the result breaks a limit; its files are there
+CACHE = ".shared"  # of the jobs, in the folder of the multirun while it lasts
 
 
 @dataclass(frozen=True)
@@ -63,14 +39,14 @@ class Row:
 
 def row(job: Job, sweep_dir: Path) -> Row:
     """The line of `job`, from its report.json."""
-    if job.error is not None and not job.worse:
-        return Row(job.number, job.overrides, "failed", error=job.error)
-    status = "worse" if job.worse else "ok"
+    if job.failed:
+        return Row(job.number, job.overrides, "failed", error=job.said)
+    status = "worse" if job.error is not None else "ok"
     path = job.output_dir / "report.json"
     report: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     folder = os.path.relpath(job.output_dir, sweep_dir)
     if not report:
-        return Row(job.number, job.overrides, status, folder=folder, error=job.error)
+        return Row(job.number, job.overrides, status, folder=folder, error=job.said)
     size, found, speed = report["size"]["pruned"], report["evaluation"]["pruned"], report["throughput"]
     return Row(
         job.number,
@@ -84,7 +60,7 @@ def row(job: Job, sweep_dir: Path) -> Row:
         speed and speed["images_per_second"]["pruned"],
         speed and speed["speedup"],
         folder,
-        job.error,
+        job.said,
     )
 
 

@@ -23,8 +23,11 @@ HEADINGS = ("metric", "baseline", "report", "change", "allowed", "result")
 WORDS = ("metric", "result")  # the columns that hold no figures
 
 
-def run(cfg: CheckConfig) -> None:
-    """Show and write what the check found. Raises GateError where the report is worse, CorpError if none can tell."""
+def run(cfg: CheckConfig, output_dir: Path) -> None:
+    """Show what the check found, and write the files that `cfg` names.
+
+    Raises GateError where the report is worse, CorpError if none can tell.
+    """
     assert cfg.report is not None  # CheckConfig asks for one
     report = read(cfg.report, "report")
     rows = [] if cfg.against is None else list(compare(report, read(cfg.against, "against"), cfg.gate))

@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from rich.text import Text
 
+from corp_cli.config.prune import DoctorConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
 from corp_cli.runtime import console
@@ -292,7 +293,7 @@ def line(check: Check) -> Text:
     return Text.assemble((f"{check.state:<8}", STYLES[check.state]), f" {check.name:<12} {check.found}{advice}")
 
 
-def run() -> None:
+def run(cfg: DoctorConfig, output_dir: Path) -> None:
     """`corp doctor`: show every check as it is done. Raises CorpError where something is broken that corp needs."""
     out, problems = console.out(), []
     for check in examine():

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 from dataclasses import asdict
 from pathlib import Path
 
+from corp_cli.commands import dry_run
 from corp_cli.config.prune import PruneConfig
 from corp_cli.files.cache.cache import Cache
 from corp_cli.files.output import STATE, rounded
+from corp_cli.files.owned import claim, clear
 from corp_cli.pipeline import prune
 from corp_cli.report.gate import require_within
 from corp_cli.report.summary import show
 from corp_cli.runtime.memory import plain_memory_errors
 
 
-def run(cfg: PruneConfig, output_dir: Path, cache: Path | None = None) -> None:
+def run(cfg: PruneConfig, output_dir: Path, shared: Path | None = None) -> None:
     """`corp prune`: prune, write, and show what was found. Raises GateError where a limit of `cfg.gate` is broken.
 
-    What a run has done that is interrupted, or fails, stays in `output_dir`.
+    What a run has done that ends otherwise stays in `output_dir`. shared: a cache of all jobs of a multirun.
     """
-    state = output_dir / STATE
-    with plain_memory_errors():
-        report = prune(cfg, output_dir, Cache(cache, state)).report
-    shutil.rmtree(state, ignore_errors=True)
+    if cfg.dry_run:
+        return dry_run.run(cfg)
+    state = None
+    with contextlib.suppress(OSError):  # it can do without
+        state = claim(output_dir / STATE)
+    try:
+        with plain_memory_errors():
+            report = prune(cfg, output_dir, Cache(shared, state)).report
+    except BaseException:
+        if state is not None and not any(state.glob("*.safetensors")):
+            clear(state)
+        raise
+    if state is not None:
+        clear(state)
     show(report, output_dir)
     require_within(cfg.gate, rounded(asdict(report)), str(output_dir))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 from corp_cli.config.export import DEFAULT_OPSET, FORMATS, ExportOptions, require_export
-from corp_cli.config.gate import CheckConfig, LimitsConfig
+from corp_cli.config.gate import LimitsConfig
 from corp_cli.config.images import CalibrationConfig as CalibrationConfig
 from corp_cli.config.images import DataConfig as DataConfig
 from corp_cli.config.images import EvaluationConfig as EvaluationConfig
@@ -281,14 +281,3 @@ class ExportConfig:
     def options(self) -> ExportOptions:
         """The same as of `corp prune`."""
         return ExportOptions([self.format], self.dtype, self.int8, self.opset)
-
-
-SCHEMAS: Dict[str, Any] = {
-    "prune": PruneConfig,
-    "evaluate": EvaluateConfig,
-    "bench": BenchConfig,
-    "export": ExportConfig,
-    "check": CheckConfig,
-    "info": InfoConfig,
-    "doctor": DoctorConfig,
-}

@@ -14,7 +14,7 @@ from torch import nn
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, read_manifest
 from corp_cli.files.output import write_json
-from corp_cli.models.loading import ModelSpec
+from corp_cli.models.loading import ModelSpec, build
 from corp_cli.models.resize import resize
 
 NAME = "corp_pruned"
@@ -43,12 +43,12 @@ def corp_pruned(
     for key in ("pretrained_cfg_overlay", "pretrained_model_args"):
         kwargs.pop(key, None)
     path = checkpoint or _weights(pretrained_cfg or {}, cache_dir)
-    manifest = read_manifest(path)
-    model: Any = timm.create_model(manifest.model.name, pretrained=False, **{**manifest.model.args, **kwargs})
+    weights, manifest = load_pruned(path).state_dict(), read_manifest(path)
+    model: Any = build(manifest.model.name, {**manifest.model.args, **kwargs})
     model.pretrained_cfg = {**model.pretrained_cfg, **manifest.model.data}
     resize(model, manifest.blocks)
     if pretrained or checkpoint:
-        model.load_state_dict(load_pruned(path).state_dict())
+        model.load_state_dict(weights)
     if num_classes is not None and num_classes != model.num_classes:
         model.reset_classifier(num_classes)
     assert isinstance(model, nn.Module)

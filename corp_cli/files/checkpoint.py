@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
+from corp_cli.files.manifest import FORMAT as FORMAT
+from corp_cli.files.manifest import FORMAT_VERSION as FORMAT_VERSION
+from corp_cli.files.manifest import Counts
+from corp_cli.files.manifest import Manifest as Manifest
+from corp_cli.files.manifest import read_manifest as read_manifest
 from corp_cli.files.tensors import save_whole
-from corp_cli.models.loading import ModelSpec, empty_model, state_tensors
-from corp_cli.models.resize import PrunedSizes, resize, sizes_from_json
+from corp_cli.models.adapter import blocks_of
+from corp_cli.models.counts import count
+from corp_cli.models.loading import build, parameters, skeleton, state_tensors
+from corp_cli.models.resize import resize
+from corp_cli.models.spec import PrunedSizes
 
-FORMAT = "corp-pruned"
-FORMAT_VERSION = 3  # 1 knew no blocks that update only some tokens, 2 none that merge any
-READABLE = (1, 2, 3)
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a pruned checkpoint says of itself."""
-
-    model: ModelSpec
-    blocks: dict[str, PrunedSizes]  # those that differ from the dense model's
-    recipe: dict[str, Any]
-    dense_sha256: str  # of the dense weights it was made from
-    versions: dict[str, str] = field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
-
-    def to_json(self) -> str:
-        """For the metadata of the file."""
-        return json.dumps(asdict(self), sort_keys=True)
+MOST_CUT = 1000  # a dense model of more than so many times the parameters is not what a file was pruned from
 
 
 def weights_sha256(model: nn.Module) -> str:
@@ -50,40 +42,44 @@ def weights_sha256(model: nn.Module) -> str:
 
 def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path) -> None:
     """Write tensors and manifest to `path`, which appears only when whole. Raises CorpError if it cannot be written."""
+    manifest = replace(manifest, format_version=FORMAT_VERSION, counts=counts_of(manifest))
     try:
         save_whole(state_tensors(model), path, FORMAT, manifest.to_json())
     except (OSError, SafetensorError) as error:
         raise CorpError(f"{path} cannot be written ({error}); check space and permissions.") from error
 
 
-def read_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """The manifest of a pruned checkpoint. Raises CorpError for a file that is not one."""
-    content = _read(Path(path), tensors=False)[0]
-    if content.get("format_version") not in READABLE:
-        raise CorpError(
-            f"{path} has format version {content.get('format_version')}, and this corp reads {FORMAT_VERSION}; "
-            "use the version of corp that wrote it, or a newer one."
-        )
-    blocks = {name: sizes_from_json(entry) for name, entry in content["blocks"].items()}
-    return Manifest(**{**content, "model": ModelSpec(**content["model"]), "blocks": blocks})
+def counts_of(manifest: Manifest) -> Counts:
+    """What follows from the shapes of the model that `manifest` describes, dense and pruned."""
+    model = skeleton(manifest.model)
+    blocks = {block.name: block.sizes for block in blocks_of(model)}
+    cut(model, manifest.blocks)
+    return Counts(count(manifest.model, {}), count(manifest.model, manifest.blocks), blocks)
 
 
-def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not path.is_file():
-        raise CorpError(f"The checkpoint {path} does not exist.")
+def cut(model: nn.Module, sizes: dict[str, PrunedSizes]) -> None:
+    """Give the blocks of a dense model the `sizes` that a file names. Raises ValueError for sizes it cannot have."""
+    dense = {block.name: block.sizes for block in blocks_of(model)}
+    for name, new in sizes.items():
+        if name not in dense:
+            raise ValueError(f"it has no block {name[:40]}")
+        for group, units in new.units().items():
+            if not 0 < units <= getattr(dense[name], group):
+                raise ValueError(f"{name} cannot have {units} of {getattr(dense[name], group)} units of {group}")
+    resize(model, sizes)
+
+
+@contextmanager
+def building(path: str | os.PathLike[str], manifest: Manifest) -> Iterator[None]:
+    """Raises CorpError where what `manifest` describes cannot be built, by this version of timm or any."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            names = list(file.keys()) if tensors else []
-            state = {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError) as error:
-        raise CorpError(f"{path} is not a whole safetensors file ({error}); copy or make it again.") from error
-    if FORMAT not in metadata:
+        yield
+    except Exception as error:
+        first = str(error).strip().split("\n")[0]
         raise CorpError(
-            f"{path} was not written by corp prune: it holds no manifest. Dense weights go to model.checkpoint."
-        )
-    content: dict[str, Any] = json.loads(metadata[FORMAT])
-    return content, state
+            f"The model in {path} cannot be built ({first.rstrip('.')}); it needs the version of timm that it was "
+            f"made with ({manifest.versions.get('timm', 'unknown')}), or has to be made again."
+        ) from error
 
 
 @torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in
@@ -94,13 +90,28 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     Raises CorpError for a file that is not a whole pruned checkpoint.
     """
     manifest = read_manifest(path)
-    _, state = _read(Path(path))
-    model = empty_model(manifest.model)
-    resize(model, manifest.blocks)
-    dtype = next(t.dtype for t in state.values() if t.is_floating_point())
-    model.to(dtype)
     try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise CorpError(f"The tensors in {path} do not match its manifest; make it again.") from error
+        state = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CorpError(f"{path} is not a whole safetensors file ({error}); copy or make it again.") from error
+    with building(path, manifest):
+        model: Any = skeleton(manifest.model)
+        dense_parameters = parameters(model)
+        cut(model, manifest.blocks)
+    held = sum(tensor.numel() for tensor in state.values())
+    if _shapes(model.state_dict()) != _shapes(state) or dense_parameters > MOST_CUT * held:
+        raise CorpError(f"The tensors in {path} do not match its manifest; make it again.")
+    if any(module._non_persistent_buffers_set for module in model.modules()):  # computed, not stored
+        model = build(manifest.model.name, manifest.model.args).eval()
+        resize(model, manifest.blocks)
+    else:
+        model.to_empty(device="cpu")
+    model.to(next(t.dtype for t in state.values() if t.is_floating_point()))
+    model.load_state_dict(state)
+    model.pretrained_cfg = {**model.pretrained_cfg, **manifest.model.data}
+    assert isinstance(model, nn.Module)
     return model.eval()
+
+
+def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
+    return {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in state.items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor  # corp info reads sizes, and should not wait for torch
 
 GROUPS = ("mlp", "qk", "vo", "heads")
 ATTENTION_GROUPS = ("qk", "vo", "heads")

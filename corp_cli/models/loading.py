@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import asdict, dataclass, field, replace
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import timm
 import torch
-from timm.models import load_model_config_from_hf
+from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
 from torch import Tensor, nn
 
 from corp_cli.config.prune import DataConfig, ModelConfig
@@ -17,22 +20,17 @@ from corp_cli.images.sources import expand
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.huggingface import PREFIX, read_transformers
 from corp_cli.models.preprocess import with_overrides
-from corp_cli.models.state_dict import fit_state_dict, read_state_dict
+from corp_cli.models.spec import DATA_KEYS as DATA_KEYS
+from corp_cli.models.spec import LOADING_ARGS
+from corp_cli.models.spec import ModelSpec as ModelSpec
+from corp_cli.models.state_dict import fit_state_dict, read_state_dict, weights_in
 
-DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """All that builds the dense architecture again: timm name, arguments, and the preprocessing of its images."""
-
-    name: str
-    args: dict[str, Any]
-    data: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        return asdict(self)
+# What may stand before the colon of model.name → timm's reader of its config.json: weights, architecture, arguments.
+SOURCES: dict[str, Callable[[str], tuple[dict[str, Any], str, dict[str, Any]]]] = {
+    "hf-hub": load_model_config_from_hf,
+    "local-dir": load_model_config_from_path,
+}
+WEIGHT_SOURCES = ("source", "url", "file", "hf_hub_id", "hf_hub_filename", "state_dict", "custom_load")
 
 
 @torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in
@@ -43,7 +41,7 @@ def load_dense(cfg: ModelConfig, data: DataConfig | None = None) -> tuple[nn.Mod
     checkpoint that does not fit, or preprocessing that does not suit the model.
     """
     origin = _origin(cfg)
-    model = _create(origin.timm_name, origin.args, pretrained=cfg.pretrained and origin.state is None)
+    model = _create(cfg.name, origin, pretrained=cfg.pretrained and origin.state is None)
     if origin.state is not None:
         fit_state_dict(model, origin.state, origin.weights)
     _require_finite(model)
@@ -63,10 +61,11 @@ class Origin:
     state: dict[str, Tensor] | None
     weights: str = ""  # where `state` comes from
     label_names: list[str] = field(default_factory=list)
+    pretrained_cfg: dict[str, Any] | None = None  # what a config.json says of the weights that timm is to put in
 
 
 def _origin(cfg: ModelConfig) -> Origin:
-    """The origin of a model of transformers, a bundled model, or one of timm."""
+    """The origin of a model of transformers, a bundled model, one of timm, or one that a config.json describes."""
     if cfg.name.startswith(PREFIX):
         if cfg.checkpoint:
             raise CorpError(f"model.name={cfg.name} brings its weights along; leave out model.checkpoint.")
@@ -77,31 +76,102 @@ def _origin(cfg: ModelConfig) -> Origin:
     checkpoint = expand(cfg.checkpoint) if cfg.checkpoint else bundled.weights if bundled else None
     state = read_state_dict(checkpoint) if checkpoint else None
     if bundled is None:
-        return Origin(cfg.name, cfg.args, {}, state, str(checkpoint))
+        name, args, pretrained_cfg = _described(cfg, weights=cfg.pretrained and state is None)
+        return Origin(name, {**args, **cfg.args}, {}, state, str(checkpoint), pretrained_cfg=pretrained_cfg)
     return Origin(bundled.timm_name, {**bundled.args, **cfg.args}, bundled.data, state, str(checkpoint))
 
 
-def _create(name: str, args: dict[str, Any], pretrained: bool) -> Any:
-    if ":" not in name and not timm.is_model(name.split(".")[0]):
+def _described(cfg: ModelConfig, weights: bool) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
+    """(architecture, arguments, pretrained_cfg) behind hf-hub: or local-dir:, as the config.json there says.
+
+    `weights` in a folder are read here, by corp's own reader, and passed to timm as tensors. A plain name is itself.
+    """
+    source, colon, place = cfg.name.partition(":")
+    if not colon:
+        return cfg.name, {}, None
+    if source not in SOURCES:
+        raise CorpError(
+            f"Unknown model source {source} in model.name={cfg.name}; there are {', '.join(SOURCES)} and transformers."
+        )
+    folder = expand(place)
+    try:
+        pretrained_cfg, name, args = SOURCES[source](place if source == "hf-hub" else str(folder))
+        name, args = str(name), dict(args)
+    except Exception as error:
+        if source == "hf-hub":
+            raise _out_of_reach(cfg.name, error) from error
+        raise CorpError(f"model.name={cfg.name} leads to no config.json that timm wrote; check the folder.") from error
+    if source == "local-dir":
+        pretrained_cfg = {key: value for key, value in pretrained_cfg.items() if key not in WEIGHT_SOURCES}
+        if weights:
+            pretrained_cfg["state_dict"] = read_state_dict(weights_in(folder))
+    return name, args, pretrained_cfg
+
+
+def _create(name: str, origin: Origin, pretrained: bool) -> Any:
+    """The model of `origin`, which the user calls `name`."""
+    try:
+        model: Any = build(origin.timm_name, origin.args, pretrained=pretrained, pretrained_cfg=origin.pretrained_cfg)
+    except CorpError:
+        raise
+    except (TypeError, AssertionError) as error:
+        raise CorpError(f"{name} cannot be built with model.args={origin.args}: {error}.") from error
+    except Exception as error:
+        if not pretrained or name.startswith("local-dir:"):
+            raise CorpError(f"{name} cannot be built: {' '.join(str(error).split())[:400]}") from error
+        raise _out_of_reach(name, error) from error
+    if pretrained and not _has_weights(model):
+        raise CorpError(f"timm has no pretrained weights for {name}; pass model.checkpoint=FILE or another name.")
+    model.pretrained_cfg.pop("state_dict", None)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _out_of_reach(name: str, error: Exception) -> CorpError:
+    return CorpError(
+        f"The weights of {name} cannot be fetched ({type(error).__name__}: {_first_line(error)}); without a "
+        "network, download them elsewhere and pass model.checkpoint=FILE.safetensors, or fill the hub's cache "
+        "(HF_HOME) and set HF_HUB_OFFLINE=1."
+    )
+
+
+def build(name: str, args: dict[str, Any], **loading: Any) -> nn.Module:
+    """timm.create_model of an architecture with `args` of its own; only the caller says what is loaded.
+
+    Raises CorpError for a name that timm does not know, and for an argument that is not one of the architecture.
+    """
+    if not timm.is_model(name.partition(".")[0]):
         near = difflib.get_close_matches(name, [*BUNDLED, *timm.list_models()], n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists the names."
         raise CorpError(f"model.name={name} is neither a bundled model nor a timm model; {hint}")
-    try:
-        model = timm.create_model(name, pretrained=pretrained, **args)
-    except (TypeError, AssertionError) as error:
-        raise CorpError(f"{name} cannot be built with model.args={args}: {error}.") from error
-    except Exception as error:
-        if not pretrained:
-            raise CorpError(f"{name} cannot be built: {_first_line(error)}") from error
-        raise CorpError(
-            f"The weights of {name} cannot be fetched ({type(error).__name__}: {_first_line(error)}); without a "
-            "network, download them elsewhere and pass model.checkpoint=FILE.safetensors, or fill the hub's cache "
-            "(HF_HOME) and set HF_HUB_OFFLINE=1."
-        ) from error
-    if pretrained and not _has_weights(model):
-        raise CorpError(f"timm has no pretrained weights for {name}; pass model.checkpoint=FILE or another name.")
+    known = architecture_args(name)
+    for key in args:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = "weights are given as model.checkpoint" if key in LOADING_ARGS else "leave it out"
+            hint = f"did you mean {near[0]}?" if near else f"{hint}."
+            raise CorpError(
+                f"{name} cannot be built with model.args.{key}, which is no argument of its architecture; {hint}"
+            )
+    model = timm.create_model(name, **args, **loading)
     assert isinstance(model, nn.Module)
     return model
+
+
+def architecture_args(name: str) -> set[str]:
+    """The arguments of the model classes in the module of timm that defines the architecture `name`.
+
+    Everything else that timm.create_model takes says where weights come from or what is made of the model.
+    """
+    module = sys.modules[timm.models.model_entrypoint(name).__module__]
+    classes = _model_classes(module) or _model_classes(timm.models)  # a user's own entry may hold no class
+    made = [vars(base)["__init__"] for cls in classes for base in cls.__mro__ if "__init__" in vars(base)]
+    parameters = [p for init in made for p in list(inspect.signature(init).parameters.values())[1:]]
+    return {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} - LOADING_ARGS
+
+
+def _model_classes(module: Any) -> list[type]:
+    return [cls for cls in vars(module).values() if isinstance(cls, type) and hasattr(cls, "reset_classifier")]
 
 
 def _has_weights(model: nn.Module) -> bool:
@@ -120,11 +190,7 @@ def _require_finite(model: nn.Module) -> None:
 
 
 def _spec(model: Any, name: str, args: dict[str, Any], data: dict[str, Any]) -> ModelSpec:
-    """Arguments that a tag or the hub's config would supply are made explicit, so that no network is needed later."""
-    source, _, hub_id = name.rpartition(":")
-    if source == "hf-hub":
-        _, name, hub_args = load_model_config_from_hf(hub_id)
-        args = {**(hub_args or {}), **args}
+    """What builds `model` again; arguments that a tag would supply are made explicit, so that none is needed later."""
     args = {**args, "num_classes": model.num_classes}
     if hasattr(model, "patch_embed") and getattr(model.patch_embed, "img_size", None):
         args["img_size"] = list(model.patch_embed.img_size)
@@ -138,22 +204,7 @@ def _spec(model: Any, name: str, args: dict[str, Any], data: dict[str, Any]) -> 
 def skeleton(spec: ModelSpec) -> nn.Module:
     """The dense architecture with meta tensors: shapes without memory."""
     with torch.device("meta"):
-        model = timm.create_model(spec.name, pretrained=False, **spec.args)
-    assert isinstance(model, nn.Module)
-    return model.eval()
-
-
-def empty_model(spec: ModelSpec) -> nn.Module:
-    """The dense architecture on the CPU, its tensors still to be filled; preprocessing as in `spec.data`."""
-    model: Any = skeleton(spec)
-    if any(module._non_persistent_buffers_set for module in model.modules()):
-        model = timm.create_model(spec.name, pretrained=False, **spec.args).eval()  # computed, not stored, buffers
-    else:
-        model.to_empty(device="cpu")
-    # resolve_model_data_config(model) then answers with the transform the model was calibrated with.
-    model.pretrained_cfg = {**model.pretrained_cfg, **spec.data}
-    assert isinstance(model, nn.Module)
-    return model
+        return build(spec.name, spec.args).eval()
 
 
 def parameters(model: nn.Module) -> int:

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import nn
 
 from corp_cli.models.adapter import blocks_of, resize_attention, resize_mlp
-from corp_cli.models.attention.plain import AttentionSizes, PrunedAttention
+from corp_cli.models.attention.plain import PrunedAttention
 from corp_cli.models.blocks import Block
+from corp_cli.models.spec import AttentionSizes
+from corp_cli.models.spec import MlpSizes as MlpSizes
+from corp_cli.models.spec import PrunedSizes as PrunedSizes
 from corp_cli.models.token_block import TokenBlock, put_token_block
-
-
-@dataclass(frozen=True)
-class MlpSizes:
-    """What a pruned MLP is built from besides the dense module."""
-
-    hidden: int
-    fc2_bias: bool
-
-
-@dataclass(frozen=True)
-class PrunedSizes:
-    """Sizes of one block; None where the module is as in the dense model."""
-
-    attn: AttentionSizes | None = None
-    mlp: MlpSizes | None = None
-    tokens: int | None = None  # only so many leading tokens are updated; None: all
-    merge: int | None = None  # tokens merged; None: before the first block that merges any
 
 
 def sizes_from_json(entry: dict[str, Any]) -> PrunedSizes:

@@ -18,6 +18,7 @@ from corp_cli.errors import CorpError
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model", "module")  # the first found is opened
 PRUNED = "corp-pruned"  # marks, in a file's metadata, what corp.checkpoint has written
 ZIP, PICKLE, LFS = b"PK\x03\x04", b"\x80", b"version https://"  # how files begin
+WEIGHTS = ("model.safetensors", "*.safetensors", "pytorch_model.bin", "*.pth", "*.pt", "*.bin")  # in order of trust
 PREFIXES = ("module.", "_orig_mod.", "model.")  # DataParallel, torch.compile, Lightning
 
 
@@ -58,6 +59,14 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             f"{path} is not a {whole}PyTorch checkpoint ({type(error).__name__}); copy or download it again."
         ) from error
     return _unwrap(content, path)
+
+
+def weights_in(folder: Path) -> Path:
+    """The file of weights in a folder of timm: those that cannot hold code first."""
+    for pattern in WEIGHTS:
+        if found := sorted(folder.glob(pattern)):
+            return found[0]
+    raise CorpError(f"{folder} holds no weights ({', '.join(WEIGHTS)}); copy or download them again.")
 
 
 def _read_safetensors(path: Path, start: bytes) -> dict[str, Tensor]:

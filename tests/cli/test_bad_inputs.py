@@ -1,4 +1,7 @@
-"""Bad inputs to corp, each of which must end in one plain sentence, exit code 2, and nothing left behind."""
+"""Bad inputs to corp, each of which must end in one plain sentence, exit code 2, and nothing left behind.
+
+Where a long run had begun, what it has done stays, and a second line says how to go on.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 from corp_cli.cli.main import main
 from tests.support.bad_input_cases import CASES, Case
 
-NOTE = re.compile(r"corp: (warning: |images are seen at |statistics of )")  # said besides the sentence
+NOTE = re.compile(r"corp: (warning: |images are seen at |statistics of |go on with: )")  # said besides the sentence
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Outcome:
             f"{len(said)} lines": len(said) == 1,
             "not from corp": all(line.startswith("corp: ") for line in said),
             "traceback": "Traceback" not in self.stderr,
-            f"left {', '.join(self.left)}": not self.left,
+            f"left {', '.join(self.left)}": bool(self.left) == ("corp: go on with: " in self.stderr),
             **{f"lacks '{word}'": word in " ".join(said) for word in words},
         }
         return [problem for problem, good in checks.items() if not good]
@@ -77,5 +80,8 @@ def test_there_are_enough_of_them_and_a_bad_answer_is_noticed() -> None:
     assert len(names) == len(set(names)) >= 40
     said = "corp: warning: careful.\ncorp: there is no cat.\n"
     assert Outcome(2, said, []).problems(("cat",)) == []
+    go_on = f"{said}corp: go on with: corp prune resume=run\n"
+    assert Outcome(2, go_on, ["run/.resume"]).problems(("cat",)) == []
+    assert Outcome(2, go_on, []).problems(("cat",)) == ["left "]
     assert Outcome(1, said, ["debris"]).problems(("dog",)) == ["exit code 1", "left debris", "lacks 'dog'"]
     assert Outcome(2, "Traceback\ncorp: no.\n", []).problems(()) == ["2 lines", "not from corp", "traceback"]

@@ -12,8 +12,9 @@ import pytest
 
 import corp_cli
 from corp_cli import commands
-from corp_cli.cli.main import COMMANDS, main
-from corp_cli.config.prune import PruneConfig
+from corp_cli.cli.main import main
+from corp_cli.cli.table import COMMANDS
+from corp_cli.config.prune import InfoConfig, PruneConfig
 from corp_cli.errors import CorpError
 from tests.support.typed import fail_with, files, put_module
 
@@ -27,9 +28,9 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 def test_overview_names_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
     out = capsys.readouterr().out
-    for command, does in COMMANDS.items():
-        assert command in out
-        assert does in out
+    for name, command in COMMANDS.items():
+        assert name in out
+        assert command.does in out
     assert "Examples:" in out
 
 
@@ -107,7 +108,7 @@ def test_prune_writes_only_its_output_folder(
 ) -> None:
     before = dict(os.environ), list(sys.argv)
     assert main(["prune"]) == 0
-    hydra = [f".hydra/{name}.yaml" for name in ("config", "hydra", "overrides")]
+    hydra = [f".hydra/{name}" for name in ("config.yaml", "hydra.yaml", "overrides.yaml", "resume.json")]
     written = [str(runs[0][1].relative_to(Path.cwd()) / name) for name in (*hydra, "prune.log", "pruned.safetensors")]
     assert files() == written
     assert (dict(os.environ), sys.argv) == before
@@ -168,10 +169,10 @@ def test_own_configs(runs: list[tuple[PruneConfig, Path]]) -> None:
 
 
 def test_info_describes_the_file_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    described: list[str] = []
-    put_module(monkeypatch, "info", commands, describe=described.append)
+    described: list[InfoConfig] = []
+    put_module(monkeypatch, "info", commands, run=lambda cfg, output_dir: described.append(cfg))
     assert main(["info", "checkpoint=outputs/x/pruned.safetensors"]) == 0
-    assert described == ["outputs/x/pruned.safetensors"]
+    assert described == [InfoConfig("outputs/x/pruned.safetensors")]
     assert not list(Path().iterdir())
 
 
@@ -191,7 +192,7 @@ def test_multirun_runs_every_job(runs: list[tuple[PruneConfig, Path]], capsys: p
 def test_multirun_goes_on_after_a_failed_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(cfg: PruneConfig, output_dir: Path, cache: Path | None) -> None:
+    def run(cfg: PruneConfig, output_dir: Path, shared: Path) -> None:
         if cfg.seed != 2:
             raise CorpError("no such luck.") if cfg.seed == 1 else ValueError("bug")
         (output_dir / "pruned.safetensors").touch()
@@ -217,6 +218,27 @@ def test_multirun_set_in_a_config(runs: list[tuple[PruneConfig, Path]]) -> None:
     Path("my.yaml").write_text(f"defaults: [prune, _self_]\n{params}\n")
     assert main(["prune", "--config-dir", ".", "--config-name", "my"]) == 0
     assert [cfg.seed for cfg, _ in runs] == [1, 2]
+
+
+def test_multirun_that_is_interrupted_has_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(cfg: PruneConfig, output_dir: Path, shared: Path) -> None:
+        if cfg.seed == 2:
+            raise KeyboardInterrupt
+        (output_dir / "pruned.safetensors").touch()
+
+    put_module(monkeypatch, "prune", commands, run=run)
+    assert main(["prune", "-m", "seed=1,2,3", "hydra.sweep.dir=sweep"]) == 130
+    first, second = Path("sweep/summary.csv").read_text().splitlines()[1:]
+    assert first.startswith("0,seed=1,ok,")
+    assert second.startswith("1,seed=2,failed,")
+    assert second.endswith("KeyboardInterrupt")
+
+
+def test_hydra_may_change_the_folder_but_not_where_paths_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+    put_module(monkeypatch, "prune", commands, run=lambda cfg, output_dir: folders.append(Path.cwd()))
+    assert main(["prune", "hydra.job.chdir=true"]) == 0
+    assert folders == [Path.cwd()]
 
 
 def test_error_in_the_process_of_a_launcher_reaches_hydra(

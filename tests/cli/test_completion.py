@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from corp_cli.cli.completion import candidates
-from corp_cli.cli.main import COMMANDS, main
+from corp_cli.cli.main import main
+from corp_cli.cli.table import COMMANDS
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from corp_cli import commands
 from corp_cli.cli import log
-from corp_cli.cli import main as cli
 from corp_cli.cli.main import main
 from corp_cli.config.prune import BenchConfig, PruneConfig
 from corp_cli.errors import CorpError, GateError
 from corp_cli.pipeline import prune
 from corp_cli.runtime.console import Stopwatch, warn
+from tests.support.typed import put_module
 
 pytestmark = pytest.mark.usefixtures("tiny_digits")
 
@@ -33,14 +34,14 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def work_with(monkeypatch: pytest.MonkeyPatch, error: BaseException | None = None, command: str = "prune") -> None:
     """Let `corp <command>` warn within a stage, write a file, and then raise `error`."""
 
-    def job(config: PruneConfig | BenchConfig, output_dir: Path) -> None:
+    def job(config: PruneConfig | BenchConfig, *folders: Path) -> None:
         with Stopwatch()("rank"):
             warn("100% of it is odd.")
-        (output_dir / "result").touch()
+        (folders[0] / "result").touch()
         if error is not None:
             raise error
 
-    monkeypatch.setitem(cli.JOBS, command, job)
+    put_module(monkeypatch, command, commands, run=job)
 
 
 def lines(path: str) -> list[str]:

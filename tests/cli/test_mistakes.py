@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from corp_cli.cli.main import COMMANDS, main
+from corp_cli.cli.main import main
+from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError
 from tests.support.typed import fail_with, files, one_sentence
 

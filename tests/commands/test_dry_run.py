@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from corp_cli import load_config
-from corp_cli.cli import main as cli
 from corp_cli.cli.main import main
 from corp_cli.commands import dry_run, estimate
+from corp_cli.commands import prune as command
 from corp_cli.commands.dry_run import foresee
 from corp_cli.commands.estimate import Rates
 from corp_cli.config.prune import PruneConfig
@@ -125,8 +125,9 @@ def test_it_refuses_what_the_run_would_refuse(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_the_run_itself_is_not_begun(monkeypatch: pytest.MonkeyPatch, rates: Callable[[Rates], None]) -> None:
-    monkeypatch.setattr("corp_cli.commands.prune.run", None)
-    cli.run_prune(PruneConfig(device="cpu", dry_run=True), Path("out"))
+    monkeypatch.setattr(command, "prune", None)
+    command.run(PruneConfig(device="cpu", dry_run=True), Path("out"))
+    assert not Path("out").exists()
     with pytest.raises(CorpError, match=r"dry_run=true is for the command"):
         prune(PruneConfig(device="cpu", dry_run=True))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from corp_cli import load_config
-from corp_cli.cli import main as cli
+from corp_cli.cli.table import COMMANDS as TABLE
 from corp_cli.config.prune import COMPENSATIONS, RANKERS, PruneConfig
 from tests.support.documents import (
     PAGES,
@@ -34,7 +34,7 @@ PLAIN = [argv[1:] for argv in COMMANDS if is_plain(argv)]
 
 
 def test_there_is_something_to_test() -> None:
-    assert {argv[0] for argv in COMMANDS} == set(cli.JOBS)
+    assert {argv[0] for argv in COMMANDS} == set(TABLE)
     assert PLAIN
     assert {page for page, blocks in PYTHON.items() if blocks} == {"README.md", "docs/usage.md"}
     assert all(len(PYTHON[page]) >= 2 for page in ("README.md", "docs/usage.md"))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +17,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from corp_cli.commands.info import describe
-from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig
+from corp_cli.commands import info
+from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, InfoConfig, ModelConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files import tensors as tensor_files
-from corp_cli.files.checkpoint import FORMAT, FORMAT_VERSION, load_pruned, read_manifest, write_checkpoint
+from corp_cli.files.checkpoint import FORMAT, FORMAT_VERSION, Manifest, load_pruned, read_manifest, write_checkpoint
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import load_dense
 from corp_cli.models.state_dict import read_state_dict
 from corp_cli.pipeline import prune
+from tests.support.variants import logits, require_same
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +62,81 @@ def test_timm_finds_the_preprocessing_on_the_loaded_model(checkpoint: Path) -> N
     assert tuple(data["mean"]) == (0.5,)
 
 
-def test_info_describes_it(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    describe(str(checkpoint))
+def test_info_describes_it(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    info.run(InfoConfig(str(checkpoint)), tmp_path)
+    assert not list(tmp_path.iterdir())
     out = capsys.readouterr().out
     assert "192 of 384" in out
     assert "396,202 of 674,410" in out
+
+
+def test_info_imports_no_torch(checkpoint: Path, tmp_path: Path) -> None:
+    """It reads a header; torch and timm alone would take seconds."""
+    slow = "{'torch', 'timm', 'numpy', 'safetensors', 'scipy', 'PIL'} & sys.modules.keys()"
+    code = f"import sys; from corp_cli.cli.main import main; sys.exit(main(sys.argv[1:]) or {slow} or 0)"
+    command = [sys.executable, "-c", code, "info", f"checkpoint={checkpoint}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "396,202 of 674,410" in done.stdout
+
+
+def older(version: int) -> Any:
+    """What `version` of the format did not know yet, taken out."""
+
+    def edit(manifest: dict[str, Any], tensors: object) -> None:
+        manifest["format_version"] = version
+        del manifest["counts"]
+        for sizes in manifest["blocks"].values():
+            for key in ("merge", "tokens")[: max(0, 3 - version)]:
+                del sizes[key]
+
+    return edit
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_files_of_older_versions_are_read(
+    checkpoint: Path, tmp_path: Path, version: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = rewrite(checkpoint, tmp_path / "old.safetensors", older(version))
+    manifest, new = read_manifest(path), read_manifest(checkpoint)
+    assert (manifest.format_version, manifest.counts) == (version, None)
+    assert (manifest.model, manifest.blocks) == (new.model, new.blocks)
+    x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    require_same(logits(load_pruned(path), x), logits(load_pruned(checkpoint), x))
+    info.run(InfoConfig(str(checkpoint)), Path())
+    said = capsys.readouterr().out
+    info.run(InfoConfig(str(path)), Path())
+    assert capsys.readouterr().out == said
+
+
+def test_what_the_file_says_of_its_shapes_is_so(checkpoint: Path, tmp_path: Path) -> None:
+    counts, report = read_manifest(checkpoint).counts, json.loads((checkpoint.parent / "report.json").read_text())
+    assert counts is not None
+    for name, found in (("dense", counts.dense), ("pruned", counts.pruned)):
+        size = report["size"][name]
+        assert (found.parameters, found.macs) == (size["parameters"], size["macs"])
+    assert sum(p.numel() for p in load_pruned(checkpoint).parameters()) == counts.pruned.parameters
+    assert {name: asdict(sizes) for name, sizes in counts.blocks.items()} == {
+        block["name"]: block["dense"] for block in report["blocks"]
+    }
+    # where the manifest is changed and written again, as by corp export with data.input_size
+    manifest = read_manifest(checkpoint)
+    data = {**manifest.model.data, "mean": [0.1]}
+    write_checkpoint(
+        load_pruned(checkpoint),
+        replace(manifest, model=replace(manifest.model, data=data), counts=None),
+        tmp_path / "again.safetensors",
+    )
+    assert read_manifest(tmp_path / "again.safetensors").counts == counts
+
+
+def test_info_lists_blocks_in_the_order_of_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    twelve = {"depth": 12, "embed_dim": 12, "num_heads": 1, "img_size": 16}
+    dense, spec = load_dense(ModelConfig("vit_tiny_patch16_224", pretrained=False, args=twelve))
+    write_checkpoint(dense, Manifest(spec, {}, {}, ""), tmp_path / "pruned.safetensors")
+    info.run(InfoConfig(str(tmp_path / "pruned.safetensors")), Path())
+    found = re.findall(r"blocks\.(\d+)", capsys.readouterr().out)
+    assert found == [str(i) for i in range(12)]
 
 
 def rewrite(checkpoint: Path, path: Path, edit: Any) -> Path:

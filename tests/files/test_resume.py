@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from safetensors.torch import load_file
 
 from corp_cli import pipeline
-from corp_cli.cli.hydra_app import resumed
 from corp_cli.cli.main import main
+from corp_cli.errors import CorpError
 from corp_cli.files.cache import cache
 from corp_cli.method import sequential
-from tests.support.typed import UNTIMED
+from tests.support.typed import UNTIMED, one_sentence
 from tests.support.variants import require_same
 
 BUDGET = [*UNTIMED, "sparsity.macs=0.4", "sparsity.curve_images=16"]
@@ -99,7 +101,6 @@ def test_there_must_be_something_to_go_on_with(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / ".hydra/config.yaml").touch()
     assert main(["prune", "-m", f"resume={tmp_path}"]) == 2
     assert "resume goes on with one run" in capsys.readouterr().err
-    assert resumed(["seed=1"]) == ["seed=1"]
 
 
 def test_without_room_for_it_a_run_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,3 +108,154 @@ def test_without_room_for_it_a_run_keeps_nothing(tmp_path: Path, monkeypatch: py
     interrupt_at(monkeypatch, sequential, "observe_mlp", 2)
     assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
     assert list(tmp_path.iterdir()) == []
+
+
+# --- what stays, and what is gone on with ----------------------------------------------------------------------
+
+
+def photos(folder: Path, count: int = 64) -> None:
+    """Images that the bundled model can take."""
+    folder.mkdir(parents=True)
+    for i in range(count):
+        Image.new("L", (8, 8), 3 * i).save(folder / f"{i:03}.png")
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run from tmp_path/home that was stopped, with paths that begin there; home/whole is the same, not stopped."""
+    photos(tmp_path / "home/photos")
+    monkeypatch.chdir(tmp_path / "home")
+    assert main(["prune", *RELATIVE, "hydra.run.dir=whole"]) == 0
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, sequential, "observe_mlp", 3)
+        assert main(["prune", *RELATIVE, "hydra.run.dir=run"]) == 130
+    capsys.readouterr()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path / "home/run"
+
+
+RELATIVE = [*UNTIMED, "calibration.path=photos", "evaluation.path=photos"]
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    """What there is to go on from, and with which settings."""
+    files = [*(folder / ".resume").iterdir(), folder / ".hydra/config.yaml"]
+    return {path.name: path.read_bytes() for path in files}
+
+
+def require_whole(folder: Path) -> None:
+    """The run in `folder` ended as that beside it did."""
+    whole, again = (load_file(path / "pruned.safetensors") for path in (folder.with_name("whole"), folder))
+    assert whole.keys() == again.keys()
+    for name, tensor in whole.items():
+        require_same(again[name], tensor)
+    assert not (folder / ".resume").exists()
+
+
+def test_a_mistake_costs_nothing_and_relative_paths_begin_where_the_run_did(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stopped / "report.json").write_text("of an earlier run in this folder")
+    before = kept(stopped)
+    assert len(before) > 3
+    for mistake, word in (
+        ("evaluation.labels=nowhere.csv", "nowhere.csv"),
+        ("calibration.path=phtos", "phtos does not exist"),
+        ("device=cuda:7", "cuda:7"),
+        ("sede=1", "did you mean seed?"),
+        ("seed=-1", "seed=-1"),
+    ):
+        assert main(["prune", f"resume={stopped}", mistake]) == 2
+        first, *further = [line for line in capsys.readouterr().err.splitlines() if "images are seen" not in line]
+        assert word in first
+        assert further in ([], [f"corp: go on with: corp prune resume={stopped}"])
+        assert kept(stopped) == before
+    assert further == []  # it never came to that run
+    cwd = Path.cwd()
+    assert main(["prune", f"resume={stopped}"]) == 0
+    assert "statistics of 64 images read from" in capsys.readouterr().err
+    assert Path.cwd() == cwd
+    assert not list(cwd.iterdir())
+    require_whole(stopped)
+
+
+def test_paths_typed_with_resume_begin_where_they_are_typed(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos(Path("photos"))
+    labels = "".join(f"{i:03}.png,{i % 10}\n" for i in range(64))
+    Path("labels.csv").write_text(labels)
+    assert main(["prune", f"resume={stopped}", "evaluation.path=photos", "evaluation.labels=labels.csv"]) == 0
+    report = json.loads((stopped / "report.json").read_text())
+    assert report["evaluation"]["dense"]["top1"] is not None  # so the labels were read
+    saved = (stopped / ".hydra/config.yaml").read_text()
+    assert f"path: {Path('photos').absolute()}" in saved
+    assert "path: photos" in saved  # of the calibration
+
+
+def test_the_state_stays_where_a_later_stage_fails(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is found of the evaluation images only after the repair, and a disk that is full at the end."""
+    home = stopped.parent
+    images = sorted((home / "photos").iterdir())
+    photos(home / "others")
+    whole = {path: path.read_bytes() for path in (home / "others").iterdir()}
+    for path in whole:
+        path.write_bytes(whole[path][:40])
+    assert main(["prune", f"resume={stopped}", f"evaluation.path={home}/others"]) == 2
+    *_, first, second = capsys.readouterr().err.splitlines()
+    assert "can be read" in first or "cannot be read" in first
+    assert second == f"corp: go on with: corp prune resume={stopped}"
+    state = kept(stopped)
+    assert len([name for name in state if name.startswith("block-")]) == 6
+
+    def full(*_: Any) -> None:
+        raise CorpError("report.json cannot be written (No space left on device); check space.")
+
+    for name in ("export", "write_report"):
+        with monkeypatch.context() as patch:
+            patch.setattr(pipeline, name, full)
+            assert main(["prune", f"resume={stopped}"]) == 2
+        *_, first, second = capsys.readouterr().err.splitlines()
+        assert "No space left" in first
+        assert second == f"corp: go on with: corp prune resume={stopped}"
+        assert kept(stopped) == state
+    assert images
+    assert main(["prune", f"resume={stopped}"]) == 0
+    require_whole(stopped)
+
+
+@pytest.mark.parametrize("cut", [0, 100, -1])
+def test_a_config_that_is_not_whole_is_refused(stopped: Path, cut: int, capsys: pytest.CaptureFixture[str]) -> None:
+    config = stopped / ".hydra/config.yaml"
+    whole = config.read_bytes()
+    config.write_bytes(whole[:cut])
+    before = kept(stopped)
+    assert main(["prune", f"resume={stopped}"]) == 2
+    one_sentence(capsys, ["config.yaml is not what that run wrote", "begin anew"])
+    assert kept(stopped) == before
+    config.write_bytes(whole)
+    (stopped / ".hydra/resume.json").unlink()
+    assert main(["prune", f"resume={stopped}"]) == 2
+    one_sentence(capsys, ["config.yaml is not what that run wrote"])
+
+
+def test_settings_typed_with_resume_stay_when_it_is_stopped_again(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, sequential, "observe_mlp", 4)
+        assert main(["prune", f"resume={stopped}", "compensation.alpha=0"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == f"corp: interrupted; go on with: corp prune resume={stopped}"
+    assert "alpha: 0.0" in (stopped / ".hydra/config.yaml").read_text()
+    blocks = interrupt_at(monkeypatch, sequential, "observe_mlp", 0)
+    assert main(["prune", f"resume={stopped}"]) == 0
+    assert blocks[0] == 3  # of six
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_somebody_elses_resume_folder_is_left_alone() -> None:
+    Path("run/.resume").mkdir(parents=True)
+    Path("run/.resume/statistics-mine.safetensors").write_text("mine")
+    assert main(["prune", *UNTIMED, "hydra.run.dir=run"]) == 0
+    assert [path.read_text() for path in Path("run/.resume").iterdir()] == ["mine"]

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from corp_cli import commands as corp_commands
 from corp_cli.cli import main as cli
+from corp_cli.cli.table import COMMANDS
+from tests.support.typed import put_module
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -77,8 +80,8 @@ def write_yaml(text: str, folder: Path) -> None:
 def check_understood(argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """As typed, through the command line itself; only the work is left out."""
     asked: list[Any] = []
-    for command in cli.JOBS:
-        monkeypatch.setitem(cli.JOBS, command, lambda config, output_dir: asked.append(config))
+    for command in COMMANDS:
+        put_module(monkeypatch, command, corp_commands, run=lambda config, *folders: asked.append(config))
     monkeypatch.delenv("CORP_DEBUG", raising=False)
     for saved in (Path(word) for word in argv if word.endswith("/.hydra")):  # the config of an earlier run
         assert cli.main(["prune", f"hydra.run.dir={saved.parent}"]) == 0

@@ -36,7 +36,7 @@ def put_module(
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException, leaving: str = "") -> None:
     """Let every run raise `error`, after it has written the file `leaving`."""
 
-    def run(cfg: PruneConfig, output_dir: Path, cache: Path | None) -> None:
+    def run(cfg: PruneConfig, output_dir: Path, shared: Path | None = None) -> None:
         if leaving:
             (output_dir / leaving).touch()
         raise error

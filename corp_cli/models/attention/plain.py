@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -10,20 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.jit._trace import is_tracing
 
+from corp_cli.models.spec import AttentionSizes as AttentionSizes
+
 # torch < 2.7 cannot tell torch.export from torch.compile
 is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
-
-
-@dataclass(frozen=True)
-class AttentionSizes:
-    """Heads, width of q and k, width of v, what multiplies the logits, and which Linear has a bias."""
-
-    heads: int
-    qk: int
-    vo: int
-    scale: float
-    qkv_bias: bool
-    proj_bias: bool
 
 
 class PrunedAttention(nn.Module):

@@ -1,0 +1,96 @@
+"""One job of a command: what Hydra calls, and what came of it. Imports no torch before the work begins."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from corp_cli.cli import log, saved
+from corp_cli.cli.compose import typed
+from corp_cli.cli.table import COMMANDS
+from corp_cli.errors import CorpError, GateError
+from corp_cli.files.owned import is_own
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all jobs of a command line have in common."""
+
+    command: str
+    multirun: bool
+    resumed: bool
+    shared: Path | None  # where the jobs of a multirun of corp prune keep what they measure of the dense model
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, and when it is done what came of it."""
+
+    number: int
+    overrides: str
+    output_dir: Path
+    where: str  # for its messages: which job of a multirun it is
+    dry: bool
+    error: BaseException | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has no result; one that is worse than gate.* allows has."""
+        return self.error is not None and not isinstance(self.error, GateError)
+
+    @property
+    def said(self) -> str | None:
+        """The error as one line."""
+        return None if self.error is None else " ".join(str(self.error).split()) or type(self.error).__name__
+
+    @property
+    def hint(self) -> str:
+        """How to go on where the job broke off; empty where it left nothing."""
+        return saved.hint(self.output_dir) if self.failed else ""
+
+    @property
+    def unused(self) -> bool:
+        """Whether its folder is of no use to anyone; a bug leaves all that may help to find it."""
+        return self.dry or (isinstance(self.error, CorpError | KeyboardInterrupt) and not self.hint)
+
+
+def carry_out(task: Task, cfg: DictConfig) -> Job:
+    """Do the work of one job, of which `cfg` is the composed config; errors are in what is returned."""
+    here = HydraConfig.get()
+    overrides, prunes = " ".join(here.overrides.task), task.command == "prune"
+    number = here.job.num if task.multirun else 0
+    where = f"job {number} ({overrides}): " if task.multirun else ""
+    job = Job(number, overrides, Path(here.runtime.output_dir), where, dry=prunes and cfg.dry_run)
+    if task.multirun:
+        print(f"corp: {where}{'' if job.dry else job.output_dir}".rstrip(), flush=True)
+    command, began = COMMANDS[task.command], Path(here.runtime.cwd)
+    try:
+        with contextlib.ExitStack() as around:
+            around.enter_context(log.recorded(task.command, overrides, job.output_dir))
+            if prunes and not job.dry and (task.resumed or here.output_subdir == saved.SAVED):
+                began = around.enter_context(saved.recorded(job.output_dir, cfg, began, task.resumed))
+            around.enter_context(working_in(began))
+            shared = [task.shared] if task.shared is not None and is_own(task.shared) else []
+            import_module(command.module).run(typed(cfg, command.schema), job.output_dir, *shared)
+    except (Exception, KeyboardInterrupt) as error:
+        return replace(job, error=error)
+    return job
+
+
+@contextlib.contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Let relative paths begin in `folder`, if that is still there."""
+    before = os.getcwd()
+    if folder.is_dir():
+        os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

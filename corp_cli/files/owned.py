@@ -1,0 +1,37 @@
+"""Folders of corp's own inside those of a user: made with a marker in them, and cleared by name, so that what somebody
+else put there, or a folder of the same name, is never used or removed."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+MARKER = "made-by-corp.txt"
+KINDS = ("statistics", "curves", "block")
+OWN = (*(f"{kind}-*" for kind in KINDS), *(f".{kind}-*.partial" for kind in KINDS), ".tmp*", MARKER)
+
+
+def claim(folder: Path) -> Path | None:
+    """`folder`, made now or by an earlier run of corp; None where it is somebody else's."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return folder if is_own(folder) else None
+    (folder / MARKER).write_text("corp removes this folder when it is done with it.\n")
+    return folder
+
+
+def is_own(folder: Path) -> bool:
+    """Whether corp made `folder`."""
+    return (folder / MARKER).is_file() and not folder.is_symlink()
+
+
+def clear(folder: Path) -> None:
+    """Remove what corp keeps in `folder`, if that is its own, and the folder where nothing else is in it."""
+    if not is_own(folder):
+        return
+    with contextlib.suppress(OSError):
+        for pattern in OWN:  # the marker last
+            for path in folder.glob(pattern):
+                path.unlink()
+        folder.rmdir()
