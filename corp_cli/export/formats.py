@@ -22,8 +22,8 @@ from corp_cli.export.onnx_files import OnnxModel, quantise, slimmed, store_bfloa
 from corp_cli.export.parity import CLOSE
 from corp_cli.export.timm_entry import WEIGHTS, create, write_config
 from corp_cli.files.checkpoint import write_checkpoint
-from corp_cli.files.loaded import LoadedModel
 from corp_cli.measure.results import File, Parity
+from corp_cli.models.loaded import LoadedModel
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import is_out_of_memory
 from corp_cli.version import __version__
