@@ -72,7 +72,12 @@ def test_targets_of_make_exist(page: str) -> None:
 @pytest.mark.parametrize("page", [page for page, blocks in PYTHON.items() if blocks])
 def test_python_runs(page: str, tmp_path: Path) -> None:
     """All blocks, one after the other, each in a process of its own: a later one needs only the files of the first."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     for code in PYTHON[page]:
         command = [sys.executable, "-W", "error", "-c", code]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("group", ["command-line", "checkpoints", "output"])
 def test_answered_in_one_sentence_leaving_nothing(group: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.support.bad_inputs", "--group", group]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "not ok" not in done.stdout
