@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from corp_cli.config.prune import CompensationConfig, EvaluationConfig, PruneConfig
+from corp_cli.config.images import EvaluationConfig
+from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import require_packages
 from corp_cli.export.write import export, export_formats, make_manifest

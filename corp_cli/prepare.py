@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.gate import LimitsConfig
-from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, PruneConfig
+from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import Intake, batches, choose, require_good, resolve_device
 from corp_cli.images.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.images.sources import ImageSet, is_timm_name, read_images
-from corp_cli.models.adapter import blocks_of
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.datasets import read_dataset
-from corp_cli.models.loaded import LoadedModel
-from corp_cli.models.loading import ModelSpec, load_dense
+from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.models.preprocess import class_names, describe, eval_transform, wordnet_classes
+from corp_cli.models.spec import ModelSpec
 from corp_cli.models.streams import cannot_walk, keeps_grid, tokens
 from corp_cli.runtime import console
 from corp_cli.sizes.target import Target, make_target
@@ -55,13 +55,12 @@ def prepare(cfg: PruneConfig) -> Work:
     """The dense model on its device, the images, and the target. Raises CorpError for all that can be known now."""
     device = resolve_device(cfg.device)
     everything = calibration_images(cfg)
-    model, spec = load_dense(cfg.model, cfg.data)
-    console.err().print(f"corp: images are seen at {describe(spec.data)}", style="dim", markup=False)
-    dense = LoadedModel(model, spec, blocks_of(model))
+    dense = dense_model(cfg.model, cfg.data)
+    console.err().print(f"corp: images are seen at {describe(dense.spec.data)}", style="dim", markup=False)
     groups, skipped = check_supported(dense.blocks, cfg.sparsity)
     check_walk(dense, cfg)
-    images = choose_images(everything, cfg, head_of(model))
-    model.to(device)
+    images = choose_images(everything, cfg, head_of(dense.model))
+    dense.model.to(device)
     require_labels(cfg.gate, images.evaluation.labelled)
     return Work(dense, groups, skipped, images, make_target(dense, groups, cfg.sparsity))
 

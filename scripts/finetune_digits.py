@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import corp_cli
-from corp_cli.files.checkpoint import read_manifest, write_checkpoint
+from corp_cli.files.checkpoint import write_checkpoint
+from corp_cli.files.manifest import read_manifest
 from corp_cli.models.bundled import BUNDLED
 
 DIGITS = BUNDLED["vit_digits"]

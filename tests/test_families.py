@@ -15,19 +15,13 @@ from PIL import Image
 from torch import Tensor
 
 from corp_cli.cli.main import main
-from corp_cli.config.prune import (
-    CalibrationConfig,
-    DataConfig,
-    EvaluationConfig,
-    ModelConfig,
-    PruneConfig,
-    SparsityConfig,
-)
+from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConfig
+from corp_cli.config.prune import ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.attention.maps import AttentionMaps
-from corp_cli.models.loading import ModelSpec
+from corp_cli.models.spec import ModelSpec
 from corp_cli.pipeline import PruneResult, prune
 from corp_cli.report.summary import show
 from corp_cli.sizes.budget import make_budget, uniform

@@ -10,7 +10,8 @@ from torch import nn
 
 from corp_cli import load_pruned
 from corp_cli.cli.main import main
-from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, ModelConfig, PruneConfig, SparsityConfig
+from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.config.prune import ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.export import write as export_stage
 from corp_cli.export.write import UNVERIFIED, read_back_difference
 from corp_cli.files.output import CHECKPOINT

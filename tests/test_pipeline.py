@@ -10,17 +10,11 @@ import pytest
 import torch
 
 from corp_cli.commands.prune import run
-from corp_cli.config.prune import (
-    CalibrationConfig,
-    CompensationConfig,
-    EvaluationConfig,
-    ModelConfig,
-    PruneConfig,
-    RankerConfig,
-    SparsityConfig,
-)
+from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.config.prune import CompensationConfig, ModelConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
-from corp_cli.files.checkpoint import load_pruned, read_manifest, weights_sha256
+from corp_cli.files.checkpoint import load_pruned, weights_sha256
+from corp_cli.files.manifest import read_manifest
 from corp_cli.method.rank import RANKERS
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import load_dense

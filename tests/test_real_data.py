@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 
 from corp_cli.commands.evaluate import evaluate_command
-from corp_cli.config.prune import (
-    CalibrationConfig,
-    EvaluateConfig,
-    EvaluationConfig,
-    ModelConfig,
-    OptionalModelConfig,
-    PruneConfig,
-    SparsityConfig,
-)
+from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.config.prune import EvaluateConfig, ModelConfig, OptionalModelConfig, PruneConfig, SparsityConfig
 from corp_cli.pipeline import prune
 from corp_cli.report.schema import Report
 from tests.support.figures import known

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from corp_cli.commands.bench_notes import explain
 from corp_cli.config.prune import BenchConfig, ModelConfig
 from corp_cli.errors import CorpError
-from corp_cli.files.loaded import LoadedModel, dense_model, pruned_model
+from corp_cli.files.checkpoint import pruned_model
 from corp_cli.files.output import write_json
 from corp_cli.images.batches import resolve_device
 from corp_cli.measure.timing import pass_seconds
+from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.report.report import data_of
 from corp_cli.report.schema import BENCH, BenchReport, Setting, TimedModel, TimedSize, Timing, Timings
 from corp_cli.runtime import console

@@ -11,10 +11,10 @@ import torch
 from rich.table import Table
 from torch import nn
 
-from corp_cli.config.prune import EvaluateConfig, EvaluationConfig
+from corp_cli.config.images import EvaluationConfig
+from corp_cli.config.prune import EvaluateConfig
 from corp_cli.errors import CorpError
-from corp_cli.files.checkpoint import weights_sha256
-from corp_cli.files.loaded import LoadedModel, dense_model, pruned_model
+from corp_cli.files.checkpoint import pruned_model, weights_sha256
 from corp_cli.files.output import write_json, write_whole
 from corp_cli.images.batches import resolve_device
 from corp_cli.images.sources import ImageSet
@@ -22,8 +22,9 @@ from corp_cli.measure.judge import measure
 from corp_cli.measure.metrics import ClassResult
 from corp_cli.measure.timing import throughput
 from corp_cli.models.bundled import BUNDLED
-from corp_cli.models.loading import ModelSpec
+from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.models.preprocess import describe
+from corp_cli.models.spec import ModelSpec
 from corp_cli.prepare import asked_images, first_batch, head_of, intake_of, tracked_batches, warn_near_chance
 from corp_cli.report.report import image_facts, model_facts
 from corp_cli.report.schema import EVALUATION, EvaluationReport, JudgedImages, Results, Throughput

@@ -14,12 +14,13 @@ from corp_cli.commands.evaluate import timed
 from corp_cli.config.prune import ExportConfig
 from corp_cli.export.formats import ONNX_PACKAGES, place, require_packages, runs_of, scratch, write_files
 from corp_cli.export.parity import compare, random_images
-from corp_cli.files.loaded import LoadedModel, dense_model, pruned_model
+from corp_cli.files.checkpoint import pruned_model
 from corp_cli.files.output import require_room, size_in_bytes, write_json
 from corp_cli.images.sources import ImageSet
 from corp_cli.measure.results import Evaluation
 from corp_cli.models.bundled import BUNDLED
-from corp_cli.models.loading import ModelSpec
+from corp_cli.models.loaded import LoadedModel, dense_model
+from corp_cli.models.spec import ModelSpec
 from corp_cli.prepare import asked_images, head_of, intake_of, tracked_batches
 from corp_cli.report.report import image_facts, model_facts
 from corp_cli.report.schema import EXPORT, ExportReport, JudgedImages

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.table import Table
 
 from corp_cli.config.prune import InfoConfig
-from corp_cli.files.manifest import Counts, Manifest, read_manifest
-from corp_cli.models.spec import PrunedSizes
+from corp_cli.files.manifest import read_manifest
+from corp_cli.models.spec import Counts, Manifest, PrunedSizes
 from corp_cli.runtime import console
 
 

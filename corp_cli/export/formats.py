@@ -22,8 +22,8 @@ from corp_cli.export.onnx_files import OnnxModel, quantise, slimmed, store_bfloa
 from corp_cli.export.parity import CLOSE
 from corp_cli.export.timm_entry import WEIGHTS, create, write_config
 from corp_cli.files.checkpoint import write_checkpoint
-from corp_cli.files.loaded import LoadedModel
 from corp_cli.measure.results import File, Parity
+from corp_cli.models.loaded import LoadedModel
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import is_out_of_memory
 from corp_cli.version import __version__
@@ -120,12 +120,8 @@ def torchexport_files(source: LoadedModel, options: ExportOptions, folder: Path)
 def torchscript_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
     """model.ts, for torch.jit.load and libtorch."""
     model, path = Interface(weighted(source, options.dtype), getattr(torch, options.dtype)), folder / "model.ts"
-    with warnings.catch_warnings():
-        # torch advises against TorchScript altogether, and warns of sizes read while recording: of the image, which
-        # is fixed. Whether the batch is free is seen when the file is run.
-        warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.trace(model, example(source), check_trace=False), path)
-        return [Written(path, "torchscript", options.dtype, {"none": torch.jit.load(path)})]
+    torch.jit.save(torch.jit.trace(model, example(source), check_trace=False), path)
+    return [Written(path, "torchscript", options.dtype, {"none": torch.jit.load(path)})]
 
 
 def timm_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
@@ -185,7 +181,11 @@ def write_files(source: LoadedModel, options: ExportOptions, folder: Path) -> li
 def write(name: str, source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
     """The files of one format. Raises CorpError where its exporter cannot read the model."""
     try:
-        return WRITERS[name](source, options, folder)
+        # Exporters warn of their own insides in some versions of torch, which advises against TorchScript altogether,
+        # and of sizes read while recording: of the image, which is fixed. The files are compared in any case.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return WRITERS[name](source, options, folder)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise

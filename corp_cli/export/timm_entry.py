@@ -12,10 +12,12 @@ from timm.models import is_model, register_model
 from torch import nn
 
 from corp_cli.errors import CorpError
-from corp_cli.files.checkpoint import load_pruned, read_manifest
+from corp_cli.files.checkpoint import load_pruned
+from corp_cli.files.manifest import read_manifest
 from corp_cli.files.output import write_json
-from corp_cli.models.loading import ModelSpec, build
+from corp_cli.models.loading import build
 from corp_cli.models.resize import resize
+from corp_cli.models.spec import ModelSpec
 
 NAME = "corp_pruned"
 WEIGHTS = "model.safetensors"

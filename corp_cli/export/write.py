@@ -14,12 +14,12 @@ from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import place, runs_of, scratch, write_files
 from corp_cli.export.parity import compare
-from corp_cli.files.checkpoint import Manifest, load_pruned, weights_sha256, write_checkpoint
-from corp_cli.files.loaded import LoadedModel
+from corp_cli.files.checkpoint import load_pruned, weights_sha256, write_checkpoint
 from corp_cli.files.output import CHECKPOINT
 from corp_cli.measure.results import File
-from corp_cli.models.loading import ModelSpec
+from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.resize import pruned_sizes
+from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.prepare import Images, tracked_batches
 from corp_cli.runtime import console
 from corp_cli.runtime.environment import versions

@@ -15,18 +15,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from corp_cli.config.images import DataConfig
 from corp_cli.errors import CorpError
-from corp_cli.files.manifest import FORMAT as FORMAT
-from corp_cli.files.manifest import FORMAT_VERSION as FORMAT_VERSION
-from corp_cli.files.manifest import Counts
-from corp_cli.files.manifest import Manifest as Manifest
-from corp_cli.files.manifest import read_manifest as read_manifest
+from corp_cli.files.manifest import FORMAT, read_manifest
 from corp_cli.files.tensors import save_whole
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.counts import count
+from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.loading import build, parameters, skeleton, state_tensors
+from corp_cli.models.preprocess import with_overrides
 from corp_cli.models.resize import resize
-from corp_cli.models.spec import PrunedSizes
+from corp_cli.models.spec import FORMAT_VERSION, Counts, Manifest, PrunedSizes
 
 MOST_CUT = 1000  # a dense model of more than so many times the parameters is not what a file was pruned from
 
@@ -115,3 +114,12 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
     return {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in state.items()}
+
+
+def pruned_model(path: str, data: DataConfig | None = None) -> LoadedModel:
+    """The model in a pruned checkpoint; `data` overrides its preprocessing. Raises CorpError as `load_pruned` does."""
+    manifest, model = read_manifest(path), load_pruned(path)
+    if data:
+        spec = replace(manifest.model, data=with_overrides(manifest.model.data, data, model))
+        manifest = replace(manifest, model=spec)
+    return LoadedModel(path, model, manifest.model, manifest)

@@ -10,17 +10,14 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from corp_cli.errors import CorpError
-from corp_cli.measure.results import Count
-from corp_cli.models.blocks import Sizes
-from corp_cli.models.spec import DATA_TYPES, LOADING_ARGS, ModelSpec, PrunedSizes
+from corp_cli.models.spec import DATA_TYPES, FORMAT_VERSION, LOADING_ARGS, Manifest
 
 FORMAT = "corp-pruned"
-FORMAT_VERSION = 4  # 1 knew no blocks that update only some tokens, 2 none that merge any, 3 no counts
 READABLE = (1, 2, 3, 4)
 HEADER_BYTES = 2**24  # more than the names and shapes of any model take
 NAME = re.compile(r"\w+(\.[\w-]+)?")  # as in vit_small_patch16_224.dino; nothing that leads to a folder or to the hub
@@ -28,32 +25,6 @@ LARGEST = {"embed_dim": 2**15, "img_size": 2**13, "input_size": 2**13}
 NUMBER, MOST_NUMBERS = 2**24, 1024  # what other numbers may be, and how many
 LAYERS = re.compile("depth|layers|blocks|levels|stages")  # in the names of arguments that make timm build in a loop
 MOST_LAYERS = 512
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What follows from the shapes, so that the file can be described without building its model."""
-
-    dense: Count
-    pruned: Count
-    blocks: dict[str, Sizes]  # of the dense model
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a pruned checkpoint says of itself."""
-
-    model: ModelSpec
-    blocks: dict[str, PrunedSizes]  # those that differ from the dense model's
-    recipe: dict[str, Any]
-    dense_sha256: str  # of the dense weights it was made from
-    versions: dict[str, str] = field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
-    counts: Counts | None = None  # filled in where the file is written; older files have none
-
-    def to_json(self) -> str:
-        """For the metadata of the file."""
-        return json.dumps(asdict(self), sort_keys=True)
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:

@@ -11,9 +11,10 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
-from corp_cli.models.attention.plain import AttentionSizes, PrunedAttention
+from corp_cli.models.attention.plain import PrunedAttention
 from corp_cli.models.blocks import ATTENTION_GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
 from corp_cli.models.kinds import KINDS, assign_per_head, per_head, qkv_rows, refused, unreadable
+from corp_cli.models.spec import AttentionSizes
 
 REFUSED = {
     "ByobNet": "is built of convolutions (in MobileViT, with small transformers between them)",

@@ -8,8 +8,9 @@ from torch import nn
 
 from corp_cli.measure.macs import count_macs
 from corp_cli.measure.results import Count
-from corp_cli.models.loading import ModelSpec, parameters, skeleton
-from corp_cli.models.resize import PrunedSizes, resize
+from corp_cli.models.loading import parameters, skeleton
+from corp_cli.models.resize import resize
+from corp_cli.models.spec import ModelSpec, PrunedSizes
 
 
 def sized_skeleton(spec: ModelSpec, blocks: Mapping[str, PrunedSizes]) -> nn.Module:

@@ -1,25 +1,48 @@
-"""A model together with what is known of it."""
+"""A model together with what is known of it: dense, pruned, to judge, to time or to export."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
 
+from corp_cli.config.images import DataConfig
+from corp_cli.config.prune import ModelConfig
+from corp_cli.measure.results import Count
+from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Block
-from corp_cli.models.loading import ModelSpec
+from corp_cli.models.counts import count
+from corp_cli.models.loading import load_dense
+from corp_cli.models.spec import Manifest, ModelSpec
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in eval mode, its blocks first to last, and all that builds its dense architecture again."""
+    """A model in eval mode, where it came from, and what builds its dense architecture again."""
 
+    source: str  # the checkpoint's file, or the name of a dense model
     model: nn.Module
     spec: ModelSpec
-    blocks: tuple[Block, ...]
+    manifest: Manifest | None = None  # of a pruned model
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Its blocks, first to last. Raises CorpError where there are none that corp can read."""
+        return blocks_of(self.model)
 
     @property
     def device(self) -> torch.device:
         """Where its parameters are."""
         return next(self.model.parameters()).device
+
+    def count(self) -> Count:
+        """Parameters and MACs."""
+        return count(self.spec, self.manifest.blocks if self.manifest else {})
+
+
+def dense_model(cfg: ModelConfig, data: DataConfig | None = None) -> LoadedModel:
+    """The model that `cfg` names; `data` overrides its preprocessing. Raises CorpError as `load_dense` does."""
+    model, spec = load_dense(cfg, data)
+    return LoadedModel(cfg.checkpoint or cfg.name, model, spec)

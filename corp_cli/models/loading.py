@@ -14,7 +14,8 @@ import torch
 from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
 from torch import Tensor, nn
 
-from corp_cli.config.prune import DataConfig, ModelConfig
+from corp_cli.config.images import DataConfig
+from corp_cli.config.prune import ModelConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.sources import expand
 from corp_cli.models.bundled import BUNDLED

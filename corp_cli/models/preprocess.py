@@ -9,7 +9,7 @@ from PIL import Image
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset
 from torch import Tensor, nn
 
-from corp_cli.config.prune import DataConfig
+from corp_cli.config.images import DataConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.decode import to_mode
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from corp_cli.measure.results import Count
+from corp_cli.models.blocks import Sizes
 
 # What images are prepared by, and as which types.
 DATA_TYPES = {
@@ -15,6 +19,7 @@ DATA_TYPES = {
     "crop_mode": str,
 }
 DATA_KEYS = tuple(DATA_TYPES)
+FORMAT_VERSION = 4  # 1 knew no blocks that update only some tokens, 2 none that merge any, 3 no counts
 # Arguments of timm.create_model, and of what it calls, that say where weights come from, how they are put in or what is
 # made of the model. None belongs to an architecture, and in a file some would make timm open another file.
 LOADING_ARGS = frozenset(
@@ -32,10 +37,6 @@ class ModelSpec:
     name: str
     args: dict[str, Any]
     data: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -71,3 +72,29 @@ class PrunedSizes:
         """group → units, of those groups that are not as in the dense model."""
         attn = {} if self.attn is None else {"qk": self.attn.qk, "vo": self.attn.vo, "heads": self.attn.heads}
         return attn if self.mlp is None else {"mlp": self.mlp.hidden, **attn}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What follows from the shapes, so that the file can be described without building its model."""
+
+    dense: Count
+    pruned: Count
+    blocks: dict[str, Sizes]  # of the dense model
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a pruned checkpoint says of itself."""
+
+    model: ModelSpec
+    blocks: dict[str, PrunedSizes]  # those that differ from the dense model's
+    recipe: dict[str, Any]
+    dense_sha256: str  # of the dense weights it was made from
+    versions: dict[str, str] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+    counts: Counts | None = None  # filled in where the file is written; older files have none
+
+    def to_json(self) -> str:
+        """For the metadata of the file."""
+        return json.dumps(asdict(self), sort_keys=True)

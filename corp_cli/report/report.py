@@ -9,8 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from corp_cli.config.prune import PruneConfig
-from corp_cli.files.checkpoint import Manifest, weights_sha256
-from corp_cli.files.loaded import LoadedModel
+from corp_cli.files.checkpoint import weights_sha256
 from corp_cli.files.output import write_json
 from corp_cli.images.batches import Intake
 from corp_cli.images.sources import ImageSet
@@ -20,7 +19,8 @@ from corp_cli.method.compensate import Errors
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.counts import count
-from corp_cli.models.loading import ModelSpec
+from corp_cli.models.loaded import LoadedModel
+from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.prepare import Work
 from corp_cli.report.schema import (
     REPORT,

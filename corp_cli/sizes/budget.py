@@ -18,7 +18,7 @@ from torch import Tensor
 from corp_cli.config.prune import SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.models.blocks import Block, Sizes
-from corp_cli.models.loading import ModelSpec
+from corp_cli.models.spec import ModelSpec
 from corp_cli.sizes.costs import Cost, TokenCosts, cost_of, linear_costs, mac_costs
 from corp_cli.sizes.uniform import kept_size
 

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 
 from corp_cli.measure.macs import count_module
-from corp_cli.models.attention.plain import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.counts import count, sized_skeleton
-from corp_cli.models.loading import ModelSpec
-from corp_cli.models.resize import MlpSizes, PrunedSizes
+from corp_cli.models.spec import AttentionSizes, MlpSizes, ModelSpec, PrunedSizes
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import LEAST_TOKENS, prefix_tokens
 

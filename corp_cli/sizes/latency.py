@@ -15,9 +15,9 @@ from corp_cli.config.prune import SparsityConfig
 from corp_cli.linalg.merging import merge_tokens
 from corp_cli.measure.timing import pass_seconds
 from corp_cli.models.adapter import resize_attention, resize_mlp
-from corp_cli.models.attention.plain import AttentionSizes
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.loaded import LoadedModel
+from corp_cli.models.spec import AttentionSizes
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import prefix_tokens
 from corp_cli.runtime import console

@@ -22,10 +22,10 @@ from corp_cli.export.formats import runs_of, write_files
 from corp_cli.export.onnx_files import OnnxModel
 from corp_cli.export.parity import compare
 from corp_cli.files.checkpoint import load_pruned
-from corp_cli.files.loaded import LoadedModel
 from corp_cli.measure.results import File, Parity
 from corp_cli.models.bundled import BUNDLED
-from corp_cli.models.loading import ModelSpec
+from corp_cli.models.loaded import LoadedModel
+from corp_cli.models.spec import ModelSpec
 from corp_cli.models.token_block import spare_tokens
 from tests.models.test_adapter import allowed, prune_half
 from tests.support import variants

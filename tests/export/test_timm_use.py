@@ -18,9 +18,9 @@ import corp_cli
 from corp_cli.cli.main import main
 from corp_cli.errors import CorpError
 from corp_cli.export import timm_entry
-from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
-from corp_cli.models.loading import ModelSpec
+from corp_cli.files.checkpoint import load_pruned, write_checkpoint
 from corp_cli.models.resize import pruned_sizes
+from corp_cli.models.spec import Manifest, ModelSpec
 from tests.models.test_adapter import allowed, prune_half
 from tests.support import variants
 from tests.support.documents import ROOT

@@ -28,11 +28,11 @@ from corp_cli.config.prune import InfoConfig, ModelConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.timm_entry import write_config
 from corp_cli.files.checkpoint import load_pruned, write_checkpoint
-from corp_cli.files.manifest import FORMAT, Manifest, read_manifest
+from corp_cli.files.manifest import FORMAT, read_manifest
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import architecture_args, build, load_dense
 from corp_cli.models.resize import pruned_sizes
-from corp_cli.models.spec import LOADING_ARGS, ModelSpec
+from corp_cli.models.spec import LOADING_ARGS, Manifest, ModelSpec
 from tests.models.test_adapter import allowed, prune_half
 from tests.support import variants
 from tests.support.variants import logits

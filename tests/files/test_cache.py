@@ -13,7 +13,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from corp_cli import pipeline
-from corp_cli.config.prune import CalibrationConfig, CompensationConfig, DataConfig, EvaluationConfig, PruneConfig
+from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConfig
+from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.keys import images_sha256
 from corp_cli.files.cache.statistics import read_statistics
@@ -219,7 +220,7 @@ def test_activations_that_are_not_finite_name_the_block(tmp_path: Path) -> None:
 
 
 def test_preprocessing_is_overridden_printed_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from corp_cli.files.checkpoint import read_manifest
+    from corp_cli.files.manifest import read_manifest
 
     data = DataConfig(interpolation="bilinear", crop_pct=0.5, mean=[0.25], std=[0.75], crop_mode="squash")
     report = prune(replace(config(tmp_path), data=data), tmp_path).report

@@ -18,12 +18,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from corp_cli.commands import info
-from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, InfoConfig, ModelConfig, PruneConfig
+from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.config.prune import InfoConfig, ModelConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files import tensors as tensor_files
-from corp_cli.files.checkpoint import FORMAT, FORMAT_VERSION, Manifest, load_pruned, read_manifest, write_checkpoint
+from corp_cli.files.checkpoint import load_pruned, write_checkpoint
+from corp_cli.files.manifest import FORMAT, read_manifest
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import load_dense
+from corp_cli.models.spec import FORMAT_VERSION, Manifest
 from corp_cli.models.state_dict import read_state_dict
 from corp_cli.pipeline import prune
 from tests.support.variants import logits, require_same

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import timm
 
-from corp_cli.config.prune import EvaluationConfig
+from corp_cli.config.images import EvaluationConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.labels import Head, Labelled, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.images.sources import ImageSet

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from corp_cli.cli.main import at_home
-from corp_cli.config.prune import CalibrationConfig
+from corp_cli.config.images import CalibrationConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import batches
 from corp_cli.images.decode import from_tensor

@@ -8,10 +8,10 @@ import torch
 
 from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
-from corp_cli.models.attention.plain import AttentionSizes
 from corp_cli.models.blocks import Block
-from corp_cli.models.loading import ModelSpec, parameters, skeleton
-from corp_cli.models.resize import MlpSizes, PrunedSizes, resize
+from corp_cli.models.loading import parameters, skeleton
+from corp_cli.models.resize import resize
+from corp_cli.models.spec import AttentionSizes, MlpSizes, ModelSpec, PrunedSizes
 
 COLUMNS: tuple[set[str], ...] = (set(), {"mlp"}, {"qk"}, {"mlp", "qk"}, {"mlp", "qk", "vo"})
 

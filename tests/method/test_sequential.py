@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
-from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
+from corp_cli.files.checkpoint import load_pruned, write_checkpoint
 from corp_cli.method.rank import RankerArgs
 from corp_cli.method.sequential import compensate_sequentially, inverse_gain
 from corp_cli.method.stream import start_streams
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
-from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
+from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.models.streams import enter, head, logits_from, read_tokens, sublayers, tokens
 from corp_cli.sizes.uniform import check_supported, uniform_sizes
 from tests.support import variants

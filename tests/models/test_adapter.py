@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
-from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
+from corp_cli.files.checkpoint import load_pruned, write_checkpoint
 from corp_cli.method.calibrate import calibrate
 from corp_cli.method.compensate import compensate
 from corp_cli.method.keep import KeptAttention, KeptUnits, keep
@@ -21,8 +21,8 @@ from corp_cli.method.rank import RankerArgs, rank
 from corp_cli.models.adapter import attention_weights, block_weights, blocks_of, replace_attention, replace_mlp
 from corp_cli.models.attention.plain import PrunedAttention
 from corp_cli.models.blocks import Block
-from corp_cli.models.loading import ModelSpec
 from corp_cli.models.resize import pruned_sizes
+from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.sizes.uniform import check_supported, uniform_sizes
 from tests.support import variants
 from tests.support.variants import logits, require_same

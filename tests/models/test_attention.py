@@ -7,7 +7,8 @@ import torch
 from timm.layers import Attention
 from torch import Tensor
 
-from corp_cli.models.attention.plain import AttentionSizes, PlainAttention
+from corp_cli.models.attention.plain import PlainAttention
+from corp_cli.models.spec import AttentionSizes
 from tests.support import reference
 
 SIZES = [(2, 3, 5), (3, 8, 4), (1, 4, 4)]  # heads, qk, vo

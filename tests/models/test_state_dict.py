@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from corp_cli.config.prune import ModelConfig
 from corp_cli.errors import CorpError
-from corp_cli.files.checkpoint import FORMAT
+from corp_cli.files.manifest import FORMAT
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import load_dense
 from corp_cli.models.state_dict import PRUNED, read_state_dict

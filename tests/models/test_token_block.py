@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
+from corp_cli.files.checkpoint import load_pruned, write_checkpoint
 from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
-from corp_cli.models.loading import ModelSpec, skeleton
+from corp_cli.models.loading import skeleton
 from corp_cli.models.resize import pruned_sizes, resize
+from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.models.token_block import needed_tokens, spare_tokens
 from tests.support import variants
 from tests.support.variants import logits, require_same

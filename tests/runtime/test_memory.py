@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corp_cli.config.prune import CalibrationConfig, EvaluationConfig, PruneConfig
+from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.measure import judge as evaluate
 from corp_cli.method.calibrate import Calibration

@@ -18,13 +18,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from corp_cli import pipeline
-from corp_cli.config.prune import CalibrationConfig, CompensationConfig, EvaluationConfig, PruneConfig, SparsityConfig
+from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.config.prune import CompensationConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.cache import Cache
 from corp_cli.measure.macs import count_macs
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
-from corp_cli.models.loading import ModelSpec, skeleton
+from corp_cli.models.loading import skeleton
+from corp_cli.models.spec import ModelSpec
 from corp_cli.pipeline import prune
 from corp_cli.report.schema import Report
 from corp_cli.sizes import latency

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
-from corp_cli.files.checkpoint import Manifest, load_pruned, write_checkpoint
+from corp_cli.files.checkpoint import load_pruned, write_checkpoint
 from corp_cli.linalg.merging import merge_tokens
 from corp_cli.method import sequential
 from corp_cli.method.rank import RankerArgs
@@ -23,8 +23,9 @@ from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.stream import Stream, start_streams
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
-from corp_cli.models.loading import ModelSpec, skeleton
+from corp_cli.models.loading import skeleton
 from corp_cli.models.resize import pruned_sizes
+from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.models.streams import logits_from, tokens
 from corp_cli.models.token_block import TokenBlock, most_merged, put_token_blocks, spare_tokens
 from corp_cli.sizes.budget import make_budget

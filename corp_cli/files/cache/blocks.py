@@ -13,7 +13,8 @@ from torch import nn
 from corp_cli.files.tensors import save_whole
 from corp_cli.method.compensate import GroupError
 from corp_cli.models.blocks import Block
-from corp_cli.models.resize import PrunedSizes, pruned_sizes, resize, sizes_from_json
+from corp_cli.models.resize import pruned_sizes, resize, sizes_from_json
+from corp_cli.models.spec import PrunedSizes
 
 FORMAT = "corp-block"
 

@@ -8,7 +8,8 @@ from timm.layers import apply_rot_embed_cat
 from timm.models.vision_transformer_sam import get_decomposed_rel_pos_bias
 from torch import Tensor
 
-from corp_cli.models.attention.plain import AttentionSizes, PrunedAttention
+from corp_cli.models.attention.plain import PrunedAttention
+from corp_cli.models.spec import AttentionSizes
 
 
 class GridAttention(PrunedAttention):

@@ -8,7 +8,8 @@ import torch
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor
 
-from corp_cli.models.attention.plain import AttentionSizes, PrunedAttention
+from corp_cli.models.attention.plain import PrunedAttention
+from corp_cli.models.spec import AttentionSizes
 
 
 class RotaryAttention(PrunedAttention):

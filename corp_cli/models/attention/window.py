@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from corp_cli.models.attention.plain import AttentionSizes, PrunedAttention
+from corp_cli.models.attention.plain import PrunedAttention
+from corp_cli.models.spec import AttentionSizes
 
 
 def place_bias(table: Tensor, index: Tensor) -> Tensor:
