@@ -68,7 +68,7 @@ def test_dense_model_alone(tmp_path: Path) -> None:
 
 
 def test_checkpoint_alone_needs_images(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", f"checkpoint={checkpoint}", f"hydra.run.dir={tmp_path}/out"]) == 2
+    assert main(["evaluate", f"checkpoint={checkpoint}", "device=cpu", f"hydra.run.dir={tmp_path}/out"]) == 2
     assert "set evaluation.path" in capsys.readouterr().err
     found = evaluate(tmp_path, f"checkpoint={checkpoint}", f"evaluation.path={BUNDLED['vit_digits'].evaluation}")
     assert found["results"]["model"]["top1"] >= 90
@@ -80,7 +80,7 @@ def test_unlabelled_images(checkpoint: Path, tmp_path: Path, capsys: pytest.Capt
     photos.mkdir()
     for i in range(20):
         Image.new("L", (8, 8), 10 * i).save(photos / f"{i}.png")
-    args = [f"checkpoint={checkpoint}", f"evaluation.path={photos}"]
+    args = [f"checkpoint={checkpoint}", f"evaluation.path={photos}", "device=cpu"]
     assert main(["evaluate", *args, f"hydra.run.dir={tmp_path}/none"]) == 2
     assert "There is nothing to measure" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
@@ -103,7 +103,7 @@ def test_reference_of_another_shape_is_refused(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = ["model.name=vit_tiny_patch16_224", "model.pretrained=false", f"hydra.run.dir={tmp_path}/out"]
-    assert main(["evaluate", f"checkpoint={checkpoint}", *args]) == 2
+    assert main(["evaluate", "device=cpu", f"checkpoint={checkpoint}", *args]) == 2
     assert "so they cannot be compared" in capsys.readouterr().err
 
 

@@ -140,6 +140,7 @@ def test_fine_tuning_for_an_epoch_brings_accuracy_back(
     runpy.run_path(str(script), run_name="__main__")
     before, after = (float(found) for found in re.findall(r"top-1 ([\d.]+)%", capsys.readouterr().out))
     assert after > before + 2
-    assert main(["evaluate", f"checkpoint={tuned}", "model=vit_digits", f"hydra.run.dir={tmp_path}/evaluation"]) == 0
+    args = [f"checkpoint={tuned}", "model=vit_digits", "device=cpu", f"hydra.run.dir={tmp_path}/evaluation"]
+    assert main(["evaluate", *args]) == 0
     found = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
     assert found["results"]["model"]["top1"] == pytest.approx(after, abs=0.01)

@@ -90,7 +90,8 @@ def test_ctrl_c_in_the_midst_of_the_work_leaves_nothing(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
 from corp_cli.cli import main as cli
 from corp_cli.method import calibrate
 def add(self, images):
