@@ -4,16 +4,19 @@ BIN := $(VENV)/bin
 SOURCES := corp_cli scripts tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check hooks clean
+.PHONY: help demo test test-slow lint check hooks clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 demo: $(VENV)/.demo  ## set up, then prune the bundled vision transformer on the bundled images
 	$(BIN)/corp prune
 
-test: $(VENV)/.dev  ## set up, then run all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
+test: $(VENV)/.dev  ## set up, then run all tests but the slow ones
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m "not slow"
+
+test-slow: $(VENV)/.dev  ## run the slow tests: every model family, the wheel, the paper's accuracy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m slow
 
 lint: $(VENV)/.dev  ## ruff (lint and format), mypy, and import-linter for the layers
 	$(BIN)/ruff check $(SOURCES)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # figures are compared with those of a CPU; device=auto would take a GPU
+
 from corp_cli import commands
 from corp_cli.config.prune import PruneConfig
+from corp_cli.models.bundled import BUNDLED, BundledModel
+from tests.support.tiny import write_tiny
 from tests.support.typed import put_module
 
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -19,6 +24,19 @@ def real_data() -> Path:
     if not (REAL_DATA / "deit_tiny_patch16_224.safetensors").is_file():
         pytest.skip(f"real data (DeiT-Tiny and ImageNet images) not found at {REAL_DATA}")
     return REAL_DATA
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> BundledModel:
+    """What `tiny_digits` puts in place of the bundled model."""
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.safetensors")
+
+
+@pytest.fixture
+def tiny_digits(tiny_model: BundledModel, monkeypatch: pytest.MonkeyPatch) -> BundledModel:
+    """A model of two narrow blocks stands for the bundled one: for tests that want a run, and not its accuracy."""
+    monkeypatch.setitem(BUNDLED, "vit_digits", tiny_model)
+    return tiny_model
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ def require_trainable(model: nn.Module) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.usefixtures("tiny_digits")
 @pytest.mark.parametrize(
     "sparsity", [SparsityConfig(), SparsityConfig(macs=0.4, curve_images=16)], ids=["uniform", "macs"]
 )
@@ -38,7 +39,7 @@ def test_the_model_of_a_run_and_of_its_file_can_be_trained(
 ) -> None:
     cfg = PruneConfig(
         sparsity=sparsity,
-        calibration=CalibrationConfig(num_images=64, num_workers=0),
+        calibration=CalibrationConfig(num_images=32, num_workers=0),
         evaluation=EvaluationConfig(num_images=16, num_workers=0, throughput_batches=0),
         device="cpu",
     )
@@ -65,6 +66,7 @@ def test_logits_may_differ_by_rounding_and_no_more() -> None:
     assert read_back_difference(dense, same, X) == "the tensor blocks.1.mlp.fc2.bias"
 
 
+@pytest.mark.usefixtures("tiny_digits")
 def test_a_checkpoint_that_reads_back_otherwise_is_kept_under_another_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def run(real_data: Path, calibration_images: int, evaluation_images: int | None,
     return prune(cfg).report
 
 
+@pytest.mark.slow
 def test_paper_recipe_at_joint_half(real_data: Path) -> None:
     report = run(real_data, 1000, None, **PAPER)
     assert report.evaluation.dense.top1 == pytest.approx(83.0, abs=0.3)
@@ -40,6 +41,7 @@ def test_paper_recipe_at_joint_half(real_data: Path) -> None:
     assert report.size.pruned.parameters == 3_498_664
 
 
+@pytest.mark.slow
 def test_best_recipe_at_joint_half_on_few_images(real_data: Path) -> None:
     """128 calibration images, 300 of nips1000: still far beyond the paper's method with all of them."""
     report = run(real_data, 128, 300)

@@ -8,13 +8,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-QUICK = ["device=cpu", "calibration.num_images=128", "evaluation.num_images=100", "seed=5"]
+import pytest
+
+from corp_cli.cli.main import main
+from tests.support.typed import UNTIMED
+
+QUICK = ["seed=5", *UNTIMED]
 SETTINGS = ["sparsity.mlp=0.3", "sparsity.vo=0.25", "ranker=random", "compensation.ridge_lambda=0.01"]
 TIMED = ("throughput", "stage_seconds", "peak_memory_mib")
 
 
-def corp(folder: Path, *args: str) -> None:
-    subprocess.run([sys.executable, "-m", "corp_cli", *args], cwd=folder, check=True, capture_output=True)
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def corp(*args: str) -> None:
+    subprocess.run([sys.executable, "-m", "corp_cli", *args], check=True, capture_output=True)
 
 
 def untimed(run: Path) -> dict[str, Any]:
@@ -23,8 +33,8 @@ def untimed(run: Path) -> dict[str, Any]:
 
 
 def test_a_saved_config_repeats_its_run_bit_for_bit(tmp_path: Path) -> None:
-    corp(tmp_path, "prune", *QUICK, *SETTINGS, "hydra.run.dir=first")
-    corp(tmp_path, "prune", "--config-dir", "first/.hydra", "--config-name", "config", "hydra.run.dir=again")
+    corp("prune", *QUICK, *SETTINGS, "hydra.run.dir=first")
+    corp("prune", "--config-dir", "first/.hydra", "--config-name", "config", "hydra.run.dir=again")
     first, again = tmp_path / "first", tmp_path / "again"
     assert (again / "pruned.safetensors").read_bytes() == (first / "pruned.safetensors").read_bytes()
     assert (again / ".hydra/config.yaml").read_text() == (first / ".hydra/config.yaml").read_text()
@@ -32,20 +42,23 @@ def test_a_saved_config_repeats_its_run_bit_for_bit(tmp_path: Path) -> None:
     assert untimed(first)["seed"] == 5
     assert len(untimed(first)["calibration"]["list_sha256"]) == 64
     zero = [f"gate.{key}=0" for key in ("top1_drop", "top5_drop", "agreement_drop", "kl", "macs", "params")]
-    corp(tmp_path, "check", "again/report.json", "--against", "first/report.json", *zero)
+    assert main(["check", "again/report.json", "--against", "first/report.json", *zero]) == 0
 
 
+@pytest.mark.usefixtures("tiny_digits")
 def test_two_runs_under_a_budget_report_the_same(tmp_path: Path) -> None:
     for run in ("first", "again"):
-        corp(tmp_path, "prune", *QUICK, "sparsity.macs=0.4", f"hydra.run.dir={run}")
+        assert main(["prune", *QUICK, "sparsity.macs=0.4", f"hydra.run.dir={run}"]) == 0
     first, again = tmp_path / "first", tmp_path / "again"
     assert untimed(again) == untimed(first)
     assert (again / "pruned.safetensors").read_bytes() == (first / "pruned.safetensors").read_bytes()
     assert (again / "plan.yaml").read_text() == (first / "plan.yaml").read_text()
 
 
+@pytest.mark.usefixtures("tiny_digits")
 def test_another_seed_chooses_other_images(tmp_path: Path) -> None:
-    corp(tmp_path, "prune", *QUICK, "hydra.run.dir=first")
-    corp(tmp_path, "prune", "--config-dir", "first/.hydra", "--config-name", "config", "seed=6", "hydra.run.dir=b")
+    assert main(["prune", *QUICK, "hydra.run.dir=first"]) == 0
+    saved = ["--config-dir", "first/.hydra", "--config-name", "config"]
+    assert main(["prune", *saved, "seed=6", "hydra.run.dir=b"]) == 0
     first, second = (untimed(tmp_path / name)["calibration"]["list_sha256"] for name in ("first", "b"))
     assert first != second

@@ -15,6 +15,8 @@ import pytest
 
 import corp_cli
 
+pytestmark = pytest.mark.slow
+
 CHECKOUT = Path(__file__).parents[1]
 LIMIT = 5 * 2**20  # bytes; the bundled model and its images are most of it
 QUICK = ["calibration.num_images=64", "evaluation.num_images=32", "evaluation.throughput_batches=0", "device=cpu"]

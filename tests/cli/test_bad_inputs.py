@@ -1,37 +1,87 @@
-"""tests/support/bad_inputs.py: every bad input in it is answered as it should be; here the quick part of them."""
+"""Bad inputs to corp, each of which must end in one plain sentence, exit code 2, and nothing left behind.
+
+Where a long run had begun, what it has done stays, and a second line says how to go on.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib import import_module
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from corp_cli.cli.main import main
+from tests.support.bad_input_cases import CASES, Case
+
+NOTE = re.compile(r"corp: (warning: |images are seen at |statistics of |go on with: )")  # said besides the sentence
 
 
-@pytest.mark.parametrize("group", ["command-line", "checkpoints", "output"])
-def test_answered_in_one_sentence_leaving_nothing(group: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.support.bad_inputs", "--group", group]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "not ok" not in done.stdout
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it."""
+
+    code: int
+    stderr: str
+    left: list[str]  # files and folders that were not there before
+
+    def problems(self, words: tuple[str, ...]) -> list[str]:
+        """What is not as it should be; empty where the answer is good."""
+        said = [line for line in self.stderr.splitlines() if not NOTE.match(line)]
+        checks = {
+            f"exit code {self.code}": self.code == 2,
+            f"{len(said)} lines": len(said) == 1,
+            "not from corp": all(line.startswith("corp: ") for line in said),
+            "traceback": "Traceback" not in self.stderr,
+            f"left {', '.join(self.left)}": bool(self.left) == ("corp: go on with: " in self.stderr),
+            **{f"lacks '{word}'": word in " ".join(said) for word in words},
+        }
+        return [problem for problem, good in checks.items() if not good]
 
 
-def test_there_are_enough_of_them_and_a_bad_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # so that what the script sets is taken back
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    script = import_module("tests.support.bad_inputs")
-    names = [case.name for case in script.CASES]
+@contextlib.contextmanager
+def file_limit(kib: int | None) -> Iterator[None]:
+    """Writes beyond it fail, as on a full disk."""
+    if kib is None:
+        yield
+        return
+    resource = pytest.importorskip("resource", reason="needs POSIX limits")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * kib, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def everything() -> set[str]:
+    """All files and folders below the current one."""
+    return {str(path) for path in Path().rglob("*")}
+
+
+@pytest.mark.usefixtures("empty_folder", "tiny_digits")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_answered_in_one_sentence_leaving_nothing(
+    case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    case.prepare()
+    before = everything()
+    with file_limit(case.file_limit_kib):
+        code = main(case.argv)
+    outcome = Outcome(code, capsys.readouterr().err, sorted(everything() - before))
+    assert outcome.problems(case.words) == [], outcome.stderr
+
+
+def test_there_are_enough_of_them_and_a_bad_answer_is_noticed() -> None:
+    names = [case.name for case in CASES]
     assert len(names) == len(set(names)) >= 40
     said = "corp: warning: careful.\ncorp: there is no cat.\n"
-    assert script.Outcome(2, said, []).problems(("cat",)) == []
+    assert Outcome(2, said, []).problems(("cat",)) == []
     go_on = f"{said}corp: go on with: corp prune resume=run\n"
-    assert script.Outcome(2, go_on, ["run/.resume"]).problems(("cat",)) == []
-    assert script.Outcome(2, go_on, []).problems(("cat",)) == ["left "]
-    assert script.Outcome(1, said, ["debris"]).problems(("dog",)) == ["exit code 1", "left debris", "lacks 'dog'"]
-    assert script.Outcome(2, "Traceback\ncorp: no.\n", []).problems(()) == ["2 lines", "not from corp", "traceback"]
+    assert Outcome(2, go_on, ["run/.resume"]).problems(("cat",)) == []
+    assert Outcome(2, go_on, []).problems(("cat",)) == ["left "]
+    assert Outcome(1, said, ["debris"]).problems(("dog",)) == ["exit code 1", "left debris", "lacks 'dog'"]
+    assert Outcome(2, "Traceback\ncorp: no.\n", []).problems(()) == ["2 lines", "not from corp", "traceback"]

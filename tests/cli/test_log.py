@@ -17,6 +17,8 @@ from corp_cli.pipeline import prune
 from corp_cli.runtime.console import Stopwatch, warn
 from tests.support.typed import put_module
 
+pytestmark = pytest.mark.usefixtures("tiny_digits")
+
 PACKAGE = logging.getLogger("corp_cli")
 QUICK = PruneConfig(device="cpu")
 QUICK.calibration.num_images = QUICK.evaluation.num_images = 32

@@ -10,6 +10,8 @@ import pytest
 from corp_cli.cli.main import main
 from tests.support.typed import QUICK
 
+pytestmark = pytest.mark.usefixtures("tiny_digits")
+
 
 def read(path: Path) -> list[dict[str, str]]:
     with path.open() as file:
@@ -56,7 +58,7 @@ def test_summary_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_family_of_budgets_calibrates_and_measures_curves_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = ["sparsity.macs=0.4,0.45,0.5", "evaluation.throughput_batches=0", "sparsity.curve_images=32"]
+    jobs = ["sparsity.macs=0.3,0.4,0.5", "evaluation.throughput_batches=0", "sparsity.curve_images=16"]
     assert main(["prune", "-m", *QUICK, *jobs, f"hydra.sweep.dir={tmp_path}"]) == 0
     said = capsys.readouterr().err
     assert said.count("statistics of 64 images read from") == 2

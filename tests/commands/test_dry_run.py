@@ -50,6 +50,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rates], None]:
     return set_to
 
 
+@pytest.mark.usefixtures("tiny_digits")
 @pytest.mark.parametrize("overrides", [["sparsity.joint=0.5"], ["sparsity.heads=0.34", "sparsity.vo=0.25"]])
 def test_sizes_and_counts_are_those_of_the_run(overrides: list[str]) -> None:
     cfg = load_config(*QUICK, *overrides)
@@ -62,7 +63,7 @@ def test_sizes_and_counts_are_those_of_the_run(overrides: list[str]) -> None:
     assert (outlook.peak_mib["host"] or 0) > outlook.rates.host_mib
 
 
-@pytest.mark.usefixtures("rates")
+@pytest.mark.usefixtures("rates", "tiny_digits")
 @pytest.mark.parametrize(("key", "label"), [("macs", "MACs"), ("params", "parameters")])
 def test_a_budget_and_uniform_sizes_that_would_meet_it(
     key: str, label: str, capsys: pytest.CaptureFixture[str]
@@ -86,19 +87,19 @@ def test_sizes_of_a_plan_are_shown_by_block(capsys: pytest.CaptureFixture[str]) 
         assert words in out
 
 
-@pytest.mark.usefixtures("rates")
+@pytest.mark.usefixtures("rates", "tiny_digits")
 @pytest.mark.parametrize("flag", ["--dry-run", "dry_run=true"])
 def test_nothing_is_written(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prune", flag, *QUICK]) == 0
     assert not list(tmp_path.iterdir())
     out = capsys.readouterr().out
     assert out.startswith("vit_digits, best recipe: a dry run, nothing is written.")
-    for words in ("192 of 384", "64 images of digits_train", "32 images of digits_test", "time        estimate: "):
+    for words in ("32 of 64", "64 images of digits_train", "32 images of digits_test", "time        estimate: "):
         assert words in out
     assert "memory      estimate: " in out
 
 
-@pytest.mark.usefixtures("rates")
+@pytest.mark.usefixtures("rates", "tiny_digits")
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     Path("run/.hydra").mkdir(parents=True)
     Path("run/.hydra/config.yaml").write_text("seed: 7\n")
@@ -107,15 +108,16 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     assert Path("run/.hydra/config.yaml").read_text() == "seed: 7\n"
 
 
-@pytest.mark.usefixtures("rates")
+@pytest.mark.usefixtures("rates", "tiny_digits")
 def test_a_multirun_prints_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prune", "-m", "--dry-run", *QUICK, "sparsity.joint=0.25,0.5"]) == 0
     out = capsys.readouterr().out
     assert out.count("a dry run") == 2
-    assert out.index("288 of 384") < out.index("192 of 384")
+    assert out.index("48 of 64") < out.index("32 of 64")
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("tiny_digits")
 def test_it_refuses_what_the_run_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prune", "--dry-run", *QUICK, "sparsity.macs=0.99"]) == 2
     assert "cannot be met" in capsys.readouterr().err

@@ -157,13 +157,13 @@ def source_of(variant: str, unread: bool = False) -> LoadedModel:
     return LoadedModel(variant, pruned, ModelSpec(name, args, {"input_size": [args.get("in_chans", 3), size, size]}))
 
 
-@pytest.mark.parametrize("variant", ["deit3_layer_scale", "dinov2_registers", "siglip_attention_pool", "swiglu"])
-def test_architectures(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["siglip_attention_pool", "swiglu"])
+def test_architectures_as_onnx(variant: str, tmp_path: Path) -> None:
     check(source_of(variant), variant, tmp_path, ["onnx"])
 
 
-@pytest.mark.parametrize("variant", variants.VARIANTS)
-def test_every_architecture_as_torchscript(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["rope_mixed", "sam", "swinv2"])
+def test_architectures_as_torchscript(variant: str, tmp_path: Path) -> None:
     check(source_of(variant), variant, tmp_path, ["torchscript"])
 
 

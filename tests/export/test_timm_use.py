@@ -26,7 +26,7 @@ from tests.support import variants
 from tests.support.documents import ROOT
 from tests.support.variants import logits
 
-EVERY = pytest.mark.parametrize("variant", variants.VARIANTS)
+PATHS = pytest.mark.parametrize("variant", variants.PATHS)
 DATA: dict[str, Any] = {
     "input_size": [3, 32, 32],
     "mean": [0.5, 0.5, 0.5],
@@ -42,7 +42,7 @@ def pruned(variant: str) -> Any:
     return prune_half(variants.build(variant), variants.images(variant), allowed(variant)).eval()
 
 
-@EVERY
+@PATHS
 @torch.no_grad()
 def test_features_come_out_of_a_pruned_model(variant: str) -> None:
     model, x = pruned(variant), variants.images(variant)
@@ -60,7 +60,7 @@ def test_features_come_out_of_a_pruned_model(variant: str) -> None:
     assert [maps.shape[:2] for maps in only] == [(3, 32)]
 
 
-@EVERY
+@PATHS
 def test_a_new_head_can_be_trained(variant: str) -> None:
     model, x = pruned(variant), variants.images(variant)
     model.reset_classifier(5)

@@ -23,11 +23,13 @@ from corp_cli.method import calibrate as calibrate_module
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.pipeline import prune
 
+pytestmark = pytest.mark.usefixtures("tiny_digits")
+
 
 def config(tmp_path: Path, **calibration: Any) -> PruneConfig:
     return PruneConfig(
-        calibration=CalibrationConfig(**{"num_images": 96, "num_workers": 0, **calibration}),
-        evaluation=EvaluationConfig(num_images=32, throughput_batches=0),
+        calibration=CalibrationConfig(**{"num_images": 48, "num_workers": 0, **calibration}),
+        evaluation=EvaluationConfig(num_images=32, num_workers=0, throughput_batches=0),
         device="cpu",
     )
 
@@ -54,12 +56,12 @@ def test_a_sweep_measures_once(tmp_path: Path, passes: list[int], cache: str) ->
         result = prune(replace(cfg, compensation=compensation))
     assert len(passes) == 2
     assert all(torch.equal(tensor, plain[name]) for name, tensor in result.model.state_dict().items())
-    assert result.report.calibration.images == 96
+    assert result.report.calibration.images == 48
 
 
 OTHERS = {
     "weights": lambda cfg, tmp: replace(cfg, model=replace(cfg.model, checkpoint=other_weights(tmp))),
-    "images": lambda cfg, tmp: replace(cfg, calibration=replace(cfg.calibration, num_images=95)),
+    "images": lambda cfg, tmp: replace(cfg, calibration=replace(cfg.calibration, num_images=47)),
     "transform": lambda cfg, tmp: replace(cfg, data=DataConfig(mean=[0.4])),
     "groups": lambda cfg, tmp: replace(cfg, sparsity=replace(cfg.sparsity, mlp=0.5)),
 }
@@ -169,7 +171,7 @@ def test_a_cache_remembers_the_broken_images(tmp_path: Path, passes: list[int]) 
 @pytest.mark.parametrize(
     ("good", "bad", "max_bad", "sentence"),
     [
-        (60, 3, 0.01, r"calibration\.path=.* 3 of the first 63.*calibration\.max_bad"),
+        (45, 3, 0.01, r"calibration\.path=.* 3 of the first 48.*calibration\.max_bad"),
         (0, 40, 1.0, "holds no image that can be read"),
     ],
 )
@@ -194,9 +196,9 @@ def test_broken_evaluation_images_are_not_scored(tmp_path: Path) -> None:
 def test_too_few_tokens_say_how_many_images_are_needed(tmp_path: Path) -> None:
     cfg = config(tmp_path, num_images=3)
     warnings = prune(cfg).report.warnings
-    asked = "3 calibration images give 51 tokens for the 384 channels of mlp in blocks.0; at least 23 images are needed"
+    asked = "3 calibration images give 51 tokens for the 64 channels of mlp in blocks.0; at least 4 images are needed"
     assert any(asked in said for said in warnings)
-    with pytest.raises(CorpError, match="at least 23 images are needed"):
+    with pytest.raises(CorpError, match="at least 4 images are needed"):
         prune(replace(cfg, compensation=CompensationConfig(ridge_lambda=0)))
     assert not any(
         "tokens" in said for said in prune(replace(cfg, compensation=CompensationConfig(mlp="mean"))).report.warnings
@@ -205,12 +207,12 @@ def test_too_few_tokens_say_how_many_images_are_needed(tmp_path: Path) -> None:
 
 def test_activations_that_are_not_finite_name_the_block(tmp_path: Path) -> None:
     state = load_file(BUNDLED["vit_digits"].weights)
-    state["blocks.2.mlp.fc1.weight"] *= 1e30
-    state["blocks.2.mlp.fc1.bias"] += 1e38
+    state["blocks.1.mlp.fc1.weight"] *= 1e30
+    state["blocks.1.mlp.fc1.bias"] += 1e38
     save_file(state, tmp_path / "wild.safetensors")
     cfg = config(tmp_path)
     cfg.model.checkpoint = str(tmp_path / "wild.safetensors")
-    with pytest.raises(CorpError, match=r"Activations of blocks\.2 are NaN or infinite"):
+    with pytest.raises(CorpError, match=r"Activations of blocks\.1 are NaN or infinite"):
         prune(cfg)
 
 

@@ -23,7 +23,7 @@ from tests.support import variants
 from tests.support.variants import logits, require_same
 
 CPU = torch.device("cpu")
-EVERY = pytest.mark.parametrize("variant", [name for name in variants.VARIANTS if name != "swiglu"])
+PATHS = pytest.mark.parametrize("variant", [name for name in variants.PATHS if name != "swiglu"])
 
 
 def config(**kwargs: object) -> PruneConfig:
@@ -40,7 +40,7 @@ def repair(model: nn.Module, x: Tensor, sparsity: SparsityConfig, cfg: PruneConf
     return compensate_sequentially(model, blocks, sizes, (), groups, images, cfg.ranker, how, args, CPU)[0]
 
 
-@EVERY
+@PATHS
 def test_streams_lead_from_images_to_the_logits_of_the_model(variant: str) -> None:
     model, x = variants.build(variant), variants.images(variant)
     with torch.no_grad():
@@ -53,7 +53,7 @@ def test_streams_lead_from_images_to_the_logits_of_the_model(variant: str) -> No
         torch.testing.assert_close(logits_from(model, tokens(model, x), blocks_of(model)), logits(model, x))
 
 
-@EVERY
+@PATHS
 def test_nothing_cut_is_the_dense_model(variant: str) -> None:
     """On an undamaged stream every refit must give back the weights it started from."""
     model, x = variants.build(variant), variants.images(variant, 8)
@@ -61,7 +61,7 @@ def test_nothing_cut_is_the_dense_model(variant: str) -> None:
     torch.testing.assert_close(logits(repair(model, x, sparsity, config()), x), logits(model, x), rtol=1e-3, atol=1e-3)
 
 
-@EVERY
+@PATHS
 def test_every_variant_is_cut_and_repaired(variant: str) -> None:
     model, x = variants.build(variant), variants.images(variant, 12)
     sparsity = SparsityConfig(mlp=0.5, qk=0.5, vo=0.5, heads=0.5, round_to=1, skip_unsupported=True)
@@ -78,7 +78,7 @@ def test_every_variant_is_cut_and_repaired(variant: str) -> None:
         assert new.sizes == expected
 
 
-@EVERY
+@PATHS
 def test_a_model_that_keeps_its_mlp_comes_back(variant: str, tmp_path: Path) -> None:
     """The repair gives biases to layers that had none; the manifest must say so of layers of the dense size too."""
     model, x = variants.build(variant), variants.images(variant, 8)

@@ -29,14 +29,14 @@ from tests.support.variants import logits, require_same
 
 CPU = torch.device("cpu")
 ALL_GROUPS = frozenset({"mlp", "qk", "vo", "heads"})
-EVERY = pytest.mark.parametrize("variant", variants.VARIANTS)
+PATHS = pytest.mark.parametrize("variant", variants.PATHS)
 
 
 def allowed(variant: str) -> frozenset[str]:
     return ALL_GROUPS - variants.REFUSED.get(variant, {}).keys()
 
 
-@EVERY
+@PATHS
 def test_blocks_have_the_sizes_and_refusals_of_the_model(variant: str) -> None:
     blocks = blocks_of(variants.build(variant))
     staged = ["layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0"]
@@ -50,7 +50,7 @@ def test_blocks_have_the_sizes_and_refusals_of_the_model(variant: str) -> None:
         assert (block.sizes.mlp > 0) == ("mlp" not in block.refusals)
 
 
-@EVERY
+@PATHS
 def test_weights_written_back_leave_the_model_as_it_was(variant: str) -> None:
     model, x = variants.build(variant), variants.images(variant)
     before = logits(model, x)
@@ -102,7 +102,7 @@ def silence(model: nn.Module, block: Block, kept: KeptUnits) -> None:
     replace_attention(model, block, replace(attn, q=q, q_bias=q_bias, proj=proj))
 
 
-@EVERY
+@PATHS
 def test_units_that_contribute_nothing_are_cut_without_a_trace(variant: str) -> None:
     model, x = variants.build(variant), variants.images(variant)
     generator = torch.Generator().manual_seed(1)
@@ -128,7 +128,7 @@ def prune_half(model: nn.Module, x: Tensor, groups: frozenset[str]) -> nn.Module
     return compensate(model, blocks, statistics, plan, CompensationConfig())[0]
 
 
-@EVERY
+@PATHS
 def test_pruned_models_run_train_and_come_back(variant: str, tmp_path: Path) -> None:
     model, x = variants.build(variant), variants.images(variant, 8)
     pruned = prune_half(model, x, allowed(variant))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import shutil
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from corp_cli.cli.main import main as corp
 from corp_cli.models.bundled import BUNDLED
 
 WEIGHTS = BUNDLED["vit_digits"].weights
-QUICK = ["calibration.num_workers=0", "evaluation.num_workers=0", "calibration.num_images=32"]
+QUICK = ["device=cpu", "calibration.num_workers=0", "evaluation.num_workers=0", "calibration.num_images=32"]
 
 
 def photos(count: int = 40, folder: str = "photos") -> None:
@@ -58,10 +59,10 @@ def both(*steps: Callable[[], None]) -> Callable[[], None]:
 
 
 def dense(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[], None]:
-    """dense.safetensors: the bundled weights, changed."""
+    """dense.safetensors: the weights of the model that stands for the bundled one, changed."""
 
     def prepare() -> None:
-        state = load_file(WEIGHTS)
+        state = load_file(BUNDLED["vit_digits"].weights)
         change(state)
         save_file(state, "dense.safetensors")
 
@@ -93,16 +94,19 @@ class Model:
     """A model saved whole, as code."""
 
 
+@functools.cache
+def pruned_bytes() -> bytes:
+    """A pruned checkpoint."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert corp(["prune", *QUICK, "evaluation.throughput_batches=0", "hydra.run.dir=run"]) == 0
+    whole = Path("run/pruned.safetensors").read_bytes()
+    shutil.rmtree("run")
+    return whole
+
+
 def pruned(name: str = "pruned.safetensors", size: int | None = None) -> Callable[[], None]:
     """A pruned checkpoint, or its first bytes."""
-
-    def prepare() -> None:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            assert corp(["prune", *QUICK, "evaluation.throughput_batches=0", "hydra.run.dir=run"]) == 0
-        Path(name).write_bytes(Path("run/pruned.safetensors").read_bytes()[:size])
-        shutil.rmtree("run")
-
-    return prepare
+    return lambda: written(name, pruned_bytes()[:size])()
 
 
 def read_only() -> None:

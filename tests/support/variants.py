@@ -70,6 +70,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "swinv2": ("swinv2_tiny_window8_256", STAGES),
 }
 
+# one of each way through the code; tests/test_zoo.py runs the others through the same contracts
+PATHS = (
+    "vit_no_qkv_bias",
+    "deit3_layer_scale",
+    "siglip_attention_pool",
+    "res_post_norm",
+    "swiglu",
+    "qk_norm",
+    "scale_norm",
+    "eva02_separate_qkv_sub_norm",
+    "dinov3_swiglu",
+    "rope_mixed",
+    "perception_encoder",
+    "sapiens2",
+    "beit",
+    "sam",
+    "swin",
+    "swinv2",
+)
+
 # those whose tokens keep their place on a grid, and so their windows
 GRIDS = ("sam", "sam_no_neck", "swin", "swinv2")
 
