@@ -111,6 +111,7 @@ def quantise(source: Path, path: Path) -> None:
 
     proto: Any = onnx.load(source)
     large = sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > LIMIT
+    proto.graph.ClearField("value_info")  # shapes of between, which it infers itself and some exporters get wrong
     # Without this, ONNX Runtime logs advice to preprocess; torch's exporter has done what that would do.
     proto.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
     handlers = list(logging.root.handlers)
