@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import timm
@@ -29,10 +29,6 @@ class ModelSpec:
     name: str
     args: dict[str, Any]
     data: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        return asdict(self)
 
 
 @torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in

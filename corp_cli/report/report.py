@@ -23,7 +23,6 @@ from corp_cli.models.loading import ModelSpec
 from corp_cli.prepare import Inputs
 from corp_cli.report.schema import (
     REPORT,
-    Asked,
     Bad,
     Data,
     Error,
@@ -138,7 +137,7 @@ def make_report(
         environment=environment(inputs.device),
         size=size_of(manifest),
         sparsity=Sparsity(
-            Asked(**cfg.sparsity.fractions()),
+            cfg.sparsity.fractions(),
             achieved_sparsity(inputs.blocks, pruned),
             inputs.skipped,
             plan.tokens,
