@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median, quantiles
@@ -12,7 +13,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor, nn
 
-from corp_cli.commands.bench_notes import explain
 from corp_cli.config.prune import BenchConfig, ModelConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import pruned_model
@@ -21,7 +21,7 @@ from corp_cli.images.batches import resolve_device
 from corp_cli.measure.timing import pass_seconds
 from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.report.report import data_of
-from corp_cli.report.schema import BENCH, BenchReport, Setting, TimedModel, TimedSize, Timing, Timings
+from corp_cli.report.schema import BENCH, BenchReport, NamedModel, Setting, TimedSize, Timing, Timings
 from corp_cli.runtime import console
 from corp_cli.runtime.environment import environment, peak_memory_mib
 from corp_cli.runtime.memory import is_out_of_memory, plain_memory_errors, release
@@ -82,6 +82,28 @@ def time_setting(models: dict[str, nn.Module], macs: dict[str, int], images: Ten
     return Setting(dtype, size, Timings(**timings), speedup, None, [])
 
 
+def explain(setting: Setting, settings: Iterable[Setting], macs: dict[str, int]) -> list[str]:
+    """What limits one setting among all `settings`: one line, of what was measured alone; none where pruning gains."""
+    dense, pruned = setting.timings.dense, setting.timings.pruned
+    if dense is None or pruned is None or macs["pruned"] >= macs["dense"] or pruned.p50_ms < dense.p50_ms:
+        return []
+    hoped = macs["dense"] / macs["pruned"]
+    # The best of all settings is another one, if it brings more than pruning could bring here.
+    rates = {
+        (one.dtype, one.batch_size): one.timings.pruned.images_per_second for one in settings if one.timings.pruned
+    }
+    dtype, batch = max(rates, key=lambda key: rates[key])
+    gain = rates[dtype, batch] / pruned.images_per_second
+    if gain > hoped:
+        limit = f"{dtype} at batch {batch} gives x{gain:.1f} the images/s, more than fewer MACs can"
+    elif max(one.p95_ms - one.p50_ms for one in (dense, pruned)) > pruned.p50_ms - dense.p50_ms:
+        limit = "the passes scatter by more than the models differ, so repeat it on a quiet machine"
+    else:
+        rate, whole = pruned.gmacs_per_second, dense.gmacs_per_second
+        limit = f"the narrower layers do {rate:.3g} GMAC/s, the dense ones {whole:.3g}"
+    return [f"{100 * (1 - 1 / hoped):.0f}% fewer MACs, x{dense.p50_ms / pruned.p50_ms:.2f} the speed: {limit}."]
+
+
 def time_all(
     subjects: dict[str, LoadedModel], macs: dict[str, int], cfg: BenchConfig, device: torch.device
 ) -> list[Setting]:
@@ -111,7 +133,7 @@ def bench(cfg: BenchConfig, output_dir: Path) -> BenchReport:
     if all(setting.failure for setting in settings):
         raise CorpError("Nothing could be timed; use smaller batch_sizes, dtypes=[float32] or another device.")
     report = BenchReport(
-        model=TimedModel(cfg.checkpoint or cfg.model.name, spec.name, spec.args, data_of(spec)),
+        model=NamedModel(cfg.checkpoint or cfg.model.name, spec.name, spec.args, data_of(spec)),
         size=TimedSize(counts["dense"], counts.get("pruned")),
         config=asdict(cfg),
         environment=environment(device),

@@ -233,7 +233,8 @@ def check_itself() -> Iterator[Check]:
     """Whether the bundled model classifies its images on the device that `device=auto` takes."""
     import torch
 
-    from corp_cli.config.prune import EvaluationConfig, ModelConfig
+    from corp_cli.config.images import EvaluationConfig
+    from corp_cli.config.prune import ModelConfig
     from corp_cli.images.batches import resolve_device
     from corp_cli.models.bundled import BUNDLED
     from corp_cli.models.loading import load_dense

@@ -11,9 +11,7 @@ from typing import Any, Dict, List, Optional
 
 from corp_cli.config.export import DEFAULT_OPSET, FORMATS, ExportOptions, require_export
 from corp_cli.config.gate import LimitsConfig
-from corp_cli.config.images import CalibrationConfig as CalibrationConfig
-from corp_cli.config.images import DataConfig as DataConfig
-from corp_cli.config.images import EvaluationConfig as EvaluationConfig
+from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConfig
 from corp_cli.config.ranges import require_at_least, require_choice, require_fraction
 from corp_cli.errors import CorpError
 

@@ -21,9 +21,7 @@ from corp_cli.images.sources import expand
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.huggingface import PREFIX, read_transformers
 from corp_cli.models.preprocess import with_overrides
-from corp_cli.models.spec import DATA_KEYS as DATA_KEYS
-from corp_cli.models.spec import LOADING_ARGS
-from corp_cli.models.spec import ModelSpec as ModelSpec
+from corp_cli.models.spec import DATA_KEYS, LOADING_ARGS, ModelSpec
 from corp_cli.models.state_dict import fit_state_dict, read_state_dict, weights_in
 
 # What may stand before the colon of model.name → timm's reader of its config.json: weights, architecture, arguments.

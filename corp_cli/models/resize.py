@@ -9,9 +9,7 @@ from torch import nn
 from corp_cli.models.adapter import blocks_of, resize_attention, resize_mlp
 from corp_cli.models.attention.plain import PrunedAttention
 from corp_cli.models.blocks import Block
-from corp_cli.models.spec import AttentionSizes
-from corp_cli.models.spec import MlpSizes as MlpSizes
-from corp_cli.models.spec import PrunedSizes as PrunedSizes
+from corp_cli.models.spec import AttentionSizes, MlpSizes, PrunedSizes
 from corp_cli.models.token_block import TokenBlock, put_token_block
 
 

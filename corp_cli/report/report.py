@@ -24,7 +24,6 @@ from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.prepare import Work
 from corp_cli.report.schema import (
     REPORT,
-    Asked,
     Bad,
     Data,
     Error,
@@ -140,7 +139,7 @@ def make_report(
         environment=environment(work.dense.device),
         size=size_of(manifest),
         sparsity=Sparsity(
-            Asked(**cfg.sparsity.fractions()),
+            cfg.sparsity.fractions(),
             achieved_sparsity(before, after),
             work.skipped,
             plan.updated_tokens,

@@ -35,13 +35,19 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Model:
-    """Origin and size of a model."""
+class NamedModel:
+    """Origin of a model."""
 
     source: str
     timm_name: str
     args: dict[str, Any]
     data: Data
+
+
+@dataclass(frozen=True)
+class Model(NamedModel):
+    """Origin and size of a model."""
+
     sha256: str
     dense_sha256: str | None
     parameters: int
@@ -114,20 +120,10 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Fraction of every group to be removed."""
-
-    mlp: float
-    qk: float
-    vo: float
-    heads: float
-
-
-@dataclass(frozen=True)
 class Sparsity:
     """What was to be removed, and what was."""
 
-    asked: Asked
+    asked: dict[str, float]  # by group
     achieved: dict[str, float]  # by group, of those that the model has
     skipped: list[str]
     last_block_tokens: int | None
@@ -230,16 +226,6 @@ class EvaluationReport:
 
 
 @dataclass(frozen=True)
-class TimedModel:
-    """What was timed."""
-
-    source: str
-    timm_name: str
-    args: dict[str, Any]
-    data: Data
-
-
-@dataclass(frozen=True)
 class TimedSize:
     """Size of the models."""
 
@@ -284,7 +270,7 @@ class BenchReport:
     """Everything that `corp bench` found."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    model: TimedModel
+    model: NamedModel
     size: TimedSize
     config: dict[str, Any]
     environment: Environment

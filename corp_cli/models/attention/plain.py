@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.jit._trace import is_tracing
 
-from corp_cli.models.spec import AttentionSizes as AttentionSizes
+from corp_cli.models.spec import AttentionSizes
 
 # torch < 2.7 cannot tell torch.export from torch.compile
 is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
