@@ -15,7 +15,7 @@ from corp_cli.errors import CorpError
 from corp_cli.export.formats import require_packages
 from corp_cli.export.write import export, export_formats, make_manifest
 from corp_cli.files.cache.cache import Cache, cached_blocks, cached_curves, cached_statistics, opened
-from corp_cli.files.output import require_room, size_in_bytes, write_whole
+from corp_cli.files.output import PLAN, clear_results, require_room, size_in_bytes, write_whole
 from corp_cli.measure.judge import Findings, judge
 from corp_cli.method.calibrate import calibrate, require_tokens
 from corp_cli.method.compensate import Errors, compensate
@@ -41,7 +41,7 @@ from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches
 from corp_cli.sizes.curves import Curve, damage_curves
 from corp_cli.sizes.plan import MeasureCurves, SizePlan, choose_sizes
-from corp_cli.sizes.plan_file import PLAN, plan_text
+from corp_cli.sizes.plan_file import plan_text
 
 UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")
 
@@ -101,7 +101,10 @@ def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None, cache
 
 
 def prepare_run(cfg: PruneConfig, folder: Path | None) -> Work:
-    """What the run works on. Raises CorpError for all that can be known before long work, room for files included."""
+    """What the run works on. Raises CorpError for all that can be known before long work, room for files included.
+
+    From here on `folder` holds no results of an earlier run.
+    """
     if cfg.dry_run:
         raise CorpError(
             "dry_run=true is for the command corp prune; from Python, see corp_cli.commands.dry_run.foresee."
@@ -110,6 +113,7 @@ def prepare_run(cfg: PruneConfig, folder: Path | None) -> Work:
     work = prepare(cfg)
     if folder:
         require_room(folder, size_in_bytes(work.dense.model))
+        clear_results(folder)
     return work
 
 

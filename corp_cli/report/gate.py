@@ -9,8 +9,8 @@ from typing import Any
 
 from corp_cli.config.gate import GateConfig, LimitsConfig
 from corp_cli.errors import CorpError, GateError
+from corp_cli.files.output import REPORT
 from corp_cli.report.gate_input import LAYOUTS, Measured, measured
-from corp_cli.report.schema import REPORT
 
 OK, WORSE, SKIPPED = "ok", "worse", "skipped"
 ROUNDING = 1e-6  # files hold six significant digits

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from corp_cli.errors import CorpError
-from corp_cli.report.schema import EVALUATION, REPORT, SCHEMA_VERSION
+from corp_cli.files.output import REPORT
+from corp_cli.report.schema import EVALUATION, SCHEMA_VERSION
 
 MACHINE = ("device", "device_name", "cpu_count", "cpu_capability", "torch_threads")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import PruneConfig
 from corp_cli.files.checkpoint import weights_sha256
-from corp_cli.files.output import write_json
+from corp_cli.files.output import REPORT, write_json
 from corp_cli.images.batches import Intake
 from corp_cli.images.sources import ImageSet
 from corp_cli.measure.judge import Findings
@@ -23,7 +23,6 @@ from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.prepare import Work
 from corp_cli.report.schema import (
-    REPORT,
     Bad,
     Data,
     Error,

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from corp_cli.files.output import REPORT
 from corp_cli.measure.results import Count, Evaluation, File
 from corp_cli.models.blocks import Sizes
 from corp_cli.runtime.environment import Environment, Memory
 
 SCHEMA_VERSION: Literal[1] = 1  # of all four files
-REPORT = "report.json"
 EVALUATION = "evaluation.json"
 BENCH = "bench.json"
 EXPORT = "export.json"

@@ -12,7 +12,6 @@ from corp_cli.errors import CorpError
 from corp_cli.models.blocks import GROUPS, Block, Sizes
 from corp_cli.sizes.plan import SizePlan
 
-PLAN = "plan.yaml"
 MERGE = "merge"  # beside the groups of a block: how many tokens it merges
 
 

@@ -236,7 +236,7 @@ def test_budgets_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert measured[1:] == [ANCHORS[0.4], ANCHORS[0.2]]
     spent(0.2, seed=1)
     assert len(measured) == 4
-    for path in tmp_path.glob("curves-*.json"):
+    for path in tmp_path.glob("curves-*"):
         path.write_text("{")
     spent(0.2)
     assert len(measured) == 5
