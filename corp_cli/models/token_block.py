@@ -40,8 +40,9 @@ class TokenBlock(nn.Module):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x [B, N, D] or [B, N, D + 1] → [B, N - merge, D or D + 1]."""
-        x, sizes = split_sizes(x, self.attn.proj.out_features)
-        if sizes is not None:
+        width, sizes = self.attn.proj.out_features, None
+        if x.shape[-1] > width:
+            x, sizes = x[..., :width], x[..., width:]
             bias = size_bias(sizes)
             attn_mask = bias if attn_mask is None else attn_mask + bias
         q, k, v = self.attn.heads(self.norm1(x))
@@ -58,11 +59,6 @@ class TokenBlock(nn.Module):
     def extra_repr(self) -> str:
         """For print(model)."""
         return f"merge={self.merge}, updated_tokens={self.updated_tokens}"
-
-
-def split_sizes(x: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
-    """A stream [B, N, D or D + 1] → (tokens [B, N, D], how many each stands for [B, N, 1]; None: one)."""
-    return (x, None) if x.shape[-1] == width else (x[..., :width], x[..., width:])
 
 
 def needed_tokens(model: nn.Module) -> int:
