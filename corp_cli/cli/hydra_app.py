@@ -126,7 +126,7 @@ def check(command: str, flags: Namespace, loader: ConfigLoader) -> Ground:
             config, key = master, "hydra.sweep.dir"
         else:
             config, key = loader.load_configuration(name, flags.overrides, RunMode.RUN), "hydra.run.dir"
-            check_job(command, config)
+            typed(task_part(config), COMMANDS[command].schema)
         HydraConfig.instance().set_config(config)
         folder = Path(OmegaConf.select(config, key)).absolute()
         log = f"{config.hydra.job.name}.log"
@@ -137,18 +137,13 @@ def check(command: str, flags: Namespace, loader: ConfigLoader) -> Ground:
     return survey(folder, writes, multirun, log)
 
 
-def check_job(command: str, cfg: DictConfig) -> None:
-    """Raise CorpError unless every value of the composed `cfg` is in range."""
-    typed(task_part(cfg), COMMANDS[command].schema)
-
-
 def check_sweep(command: str, master: DictConfig, loader: ConfigLoader) -> None:
     """Raise CorpError unless every job of a multirun is in range and has a folder of its own."""
     taken: dict[str, int] = {}
     for number, overrides in enumerate(sweep_jobs(master, loader)):
         with plain_errors(command, overrides, loader):
             job = loader.load_sweep_config(master, overrides)
-            check_job(command, job)
+            typed(task_part(job), COMMANDS[command].schema)
             with read_write(job), open_dict(job):
                 job.hydra.job.num = job.hydra.job.id = number  # as the launcher will
             HydraConfig.instance().set_config(job)
