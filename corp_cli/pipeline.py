@@ -73,7 +73,8 @@ def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None, cache
         require_tokens(blocks, statistics, images.calibrated.good, cfg.compensation)
     with watch("rank"):
         args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda)
-        scores = rank(dense, blocks, statistics, work.groups, cfg.ranker, args)
+        asked = work.target.sizes if isinstance(work.target, SizePlan) else None
+        scores = rank(dense, blocks, statistics, work.groups, cfg.ranker, args, asked)
     with watch("plan"):
         plan = choose_sizes(work.target, cfg.sparsity.rounds, curves_of(work, cfg, statistics, scores, cache))
         kept = tuple(keep(*each) for each in zip(scores, blocks, plan.sizes, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from corp_cli.config.prune import RankerConfig
 from corp_cli.linalg.obs import removal_order
 from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights
-from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights
+from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
 from corp_cli.runtime import console
 
 
@@ -32,6 +32,7 @@ class RankerArgs:
 
     generator: torch.Generator
     ridge_lambda: float
+    kept: Sizes | None = None  # of the block, where they are known already: what is ranked above them may tie
 
     @staticmethod
     def seeded(seed: int, ridge_lambda: float) -> RankerArgs:
@@ -55,12 +56,14 @@ def mlp_variance(weights: MlpWeights, statistics: BlockStatistics, args: RankerA
 
 
 def mlp_obs(weights: MlpWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
-    """Output error once channel j is removed, in the greedy order of OBS: what is removed last scores highest."""
+    """The place of channel j in the greedy order in which OBS removes them; those that it does not come to tie."""
     assert statistics.hidden is not None
-    removal = removal_order(weights.fc2, statistics.hidden, args.ridge_lambda)
-    position = torch.empty_like(removal.error)
-    position[removal.order] = torch.arange(len(removal.order)).to(position)
-    return position
+    d = weights.fc2.shape[1]
+    removals = d if args.kept is None else d - args.kept.mlp
+    removal = removal_order(weights.fc2, statistics.hidden, args.ridge_lambda, removals)
+    place = torch.full_like(weights.fc2[0], d)
+    place[removal.order] = torch.arange(removals).to(place)
+    return place
 
 
 def mlp_magnitude(weights: MlpWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
@@ -161,9 +164,11 @@ def rank(
     groups: frozenset[str],
     cfg: RankerConfig,
     args: RankerArgs,
+    sizes: tuple[Sizes, ...] | None = None,
 ) -> tuple[Scores, ...]:
-    """Scores of every block."""
+    """Scores of every block; sizes: those that will be kept, where that does not depend on the scores."""
+    every = zip(blocks, statistics, sizes or [None] * len(blocks), strict=True)
     return tuple(
-        rank_block(block_weights(model, block), found, block, groups, cfg, args)
-        for block, found in console.track(zip(blocks, statistics, strict=True), "rank", len(blocks))
+        rank_block(block_weights(model, block), found, block, groups, cfg, replace(args, kept=kept))
+        for block, found, kept in console.track(every, "rank", len(blocks))
     )

@@ -105,7 +105,8 @@ def compensate_sequentially(
             refitted = refit_fc2(weights.mlp, moments, cfg)
             hidden = select_moments(moments, torch.arange(mlp.output.in_features, device=moments.mean.device))
             found, by_mlp = BlockStatistics(hidden=hidden), replace(weights, mlp=refitted)
-            units = keep(rank_block(by_mlp, found, block, groups & {"mlp"}, ranker, args), block, sizes[i]).mlp
+            known_size = replace(args, kept=sizes[i])
+            units = keep(rank_block(by_mlp, found, block, groups & {"mlp"}, ranker, known_size), block, sizes[i]).mlp
             if units is not None:
                 refitted, errors["mlp"] = compensate_mlp(refitted, hidden, units, cfg)
             replace_mlp(pruned, block, refitted)
