@@ -112,11 +112,12 @@ class Calibration:
 def _empty_sums(block: Block, groups: frozenset[str], device: torch.device) -> dict[str, Any]:
     """What is to be measured of a block: fields of BlockStatistics by name."""
     sums: dict[str, Any] = {}
-    if "mlp" in groups and "mlp" not in block.refusals:
+    allowed = groups - block.refusals.keys()
+    if "mlp" in allowed:
         sums["hidden"] = RunningMoments(block.sizes.mlp, device)
-    if "qk" in groups and "qk" not in block.refusals:
+    if "qk" in allowed:
         sums["logits"] = RunningLogits(block, device)
-    if (groups & {"vo", "heads"}) - block.refusals.keys():
+    if allowed & {"vo", "heads"}:
         sums["head_output"] = RunningMoments(block.sizes.heads * block.sizes.vo, device)
     return sums
 
@@ -159,10 +160,8 @@ def require_tokens(
     """
     for block, found in zip(blocks, statistics, strict=True):
         for group, moments in (("mlp", found.hidden), ("vo", found.head_output)):
-            if moments is None or getattr(compensation, group) != "affine":
-                continue
-            channels = len(moments.mean)
-            if moments.count >= channels:
+            channels = 0 if moments is None else len(moments.mean)
+            if moments is None or moments.count >= channels or getattr(compensation, group) != "affine":
                 continue
             needed = math.ceil(channels * images / moments.count)
             said = (
