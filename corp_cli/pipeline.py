@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from corp_cli.config.images import EvaluationConfig
+from corp_cli.config.images import CalibrationConfig, EvaluationConfig
 from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import require_packages
@@ -30,9 +30,9 @@ from corp_cli.prepare import (
     Work,
     calibration_batches,
     curve_batches,
-    evaluation_batches,
     first_batch,
     prepare,
+    tracked_batches,
     warn_near_chance,
 )
 from corp_cli.report.report import make_report, write_report
@@ -121,13 +121,12 @@ def prepare_run(cfg: PruneConfig, folder: Path | None) -> Work:
 def measure_statistics(work: Work, cfg: PruneConfig) -> Statistics:
     """Statistics of every block on the calibration images."""
     dense = work.dense
-    return halving_batches(
-        lambda c: calibrate(
-            dense.model, dense.blocks, calibration_batches(work.images, dense, c, cfg.seed), work.groups, dense.device
-        ),
-        cfg.calibration,
-        "calibration",
-    )
+
+    def measure(c: CalibrationConfig) -> Statistics:
+        batches = calibration_batches(work.images, dense, c, cfg.seed)
+        return calibrate(dense.model, dense.blocks, batches, work.groups)
+
+    return halving_batches(measure, cfg.calibration, "calibration")
 
 
 def curves_of(
@@ -177,7 +176,6 @@ def compensate_along_the_stream(work: Work, cfg: PruneConfig, plan: SizePlan, ca
             cfg.ranker,
             cfg.compensation,
             RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda),
-            dense.device,
             cached_blocks(cache, parts),
         ),
         cfg.calibration,
@@ -189,6 +187,7 @@ def examine(models: dict[str, nn.Module], work: Work, cfg: EvaluationConfig) -> 
     """(what is found of the models on the evaluation images, the batch that they were timed on)."""
     dense, images = work.dense, work.images
     probe = first_batch(images.evaluation, cfg.batch_size, dense.spec, dense.device)
-    found = judge(models, evaluation_batches(images, dense, cfg), probe, cfg.throughput_batches)
+    batches = tracked_batches(images.evaluation, cfg, dense.spec, dense.device, images.evaluated)
+    found = judge(models, batches, probe, cfg.throughput_batches)
     warn_near_chance(found.evaluations["dense"].top1, found.labelled_images, dense.spec.args["num_classes"])
     return found, probe

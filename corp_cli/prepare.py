@@ -214,11 +214,6 @@ def curve_batches(
         raise CorpError(f"None of the {len(few)} images for damage curves can be read; raise sparsity.curve_images.")
 
 
-def evaluation_batches(images: Images, dense: LoadedModel, cfg: EvaluationConfig) -> Iterator[tuple[Tensor, Tensor]]:
-    """Preprocessed evaluation images and their labels, with a progress bar."""
-    return tracked_batches(images.evaluation, cfg, dense.spec, dense.device, images.evaluated)
-
-
 def tracked_batches(
     images: ImageSet, cfg: EvaluationConfig, spec: ModelSpec, device: torch.device, intake: Intake
 ) -> Iterator[tuple[Tensor, Tensor]]:

@@ -74,11 +74,6 @@ def mlp_magnitude(weights: MlpWeights, statistics: BlockStatistics, args: Ranker
     return score
 
 
-def mlp_random(weights: MlpWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
-    """Uniform in [0, 1)."""
-    return torch.rand(weights.fc2.shape[1], generator=args.generator, dtype=torch.float64)
-
-
 def qk_activation(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
     """s_j = E[‖q_j‖² ‖k_j‖²], norms over the tokens of one image (Eq. 12, Alg. 4)."""
     assert statistics.logits is not None
@@ -88,11 +83,6 @@ def qk_activation(weights: AttentionWeights, statistics: BlockStatistics, args: 
 def qk_magnitude(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
     """‖w_Q,j‖² ‖w_K,j‖² (App. C, Eq. 36)."""
     return weights.q.square().sum(-1) * weights.k.square().sum(-1)
-
-
-def qk_random(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
-    """Uniform in [0, 1)."""
-    return torch.rand(weights.q.shape[:2], generator=args.generator, dtype=torch.float64)
 
 
 def vo_activation(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
@@ -106,11 +96,6 @@ def vo_magnitude(weights: AttentionWeights, statistics: BlockStatistics, args: R
     return weights.v.norm(dim=-1) * weights.proj.norm(dim=0)
 
 
-def vo_random(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
-    """Uniform in [0, 1)."""
-    return torch.rand(weights.v.shape[:2], generator=args.generator, dtype=torch.float64)
-
-
 def heads_activation(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
     """E‖o_h‖² of head h's output: Alg. 2 summed over the dimensions of a head."""
     return vo_activation(weights, statistics, args).sum(-1)
@@ -121,22 +106,34 @@ def heads_magnitude(weights: AttentionWeights, statistics: BlockStatistics, args
     return weights.v.flatten(1).norm(dim=1) * weights.proj.transpose(0, 1).flatten(1).norm(dim=1)
 
 
-def heads_random(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
-    """Uniform in [0, 1)."""
-    return torch.rand(weights.v.shape[0], generator=args.generator, dtype=torch.float64)
+def random(units: torch.Size, args: RankerArgs) -> Tensor:
+    """Uniform in [0, 1), for units of this shape."""
+    return torch.rand(units, generator=args.generator, dtype=torch.float64)
 
 
 RANKERS: dict[str, dict[str, Callable[..., Tensor]]] = {
     "mlp": {
         "activation": mlp_activation,
         "magnitude": mlp_magnitude,
-        "random": mlp_random,
+        "random": lambda weights, statistics, args: random(weights.fc2.shape[1:], args),
         "variance": mlp_variance,
         "obs": mlp_obs,
     },
-    "qk": {"activation": qk_activation, "magnitude": qk_magnitude, "random": qk_random},
-    "vo": {"activation": vo_activation, "magnitude": vo_magnitude, "random": vo_random},
-    "heads": {"activation": heads_activation, "magnitude": heads_magnitude, "random": heads_random},
+    "qk": {
+        "activation": qk_activation,
+        "magnitude": qk_magnitude,
+        "random": lambda weights, statistics, args: random(weights.q.shape[:2], args),
+    },
+    "vo": {
+        "activation": vo_activation,
+        "magnitude": vo_magnitude,
+        "random": lambda weights, statistics, args: random(weights.v.shape[:2], args),
+    },
+    "heads": {
+        "activation": heads_activation,
+        "magnitude": heads_magnitude,
+        "random": lambda weights, statistics, args: random(weights.v.shape[:1], args),
+    },
 }
 
 

@@ -37,7 +37,7 @@ from corp_cli.method.stream import (
     token_weights,
 )
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
-from corp_cli.models.blocks import AttentionWeights, Block, MlpWeights, Sizes
+from corp_cli.models.blocks import AttentionWeights, Block, Sizes
 from corp_cli.models.kinds import rows_of
 from corp_cli.models.streams import input_of, sublayers
 from corp_cli.models.sublayers import Sublayer
@@ -67,7 +67,6 @@ def compensate_sequentially(
     ranker: RankerConfig,
     cfg: CompensationConfig,
     args: RankerArgs,
-    device: torch.device,
     progress: Progress | None = None,
 ) -> tuple[nn.Module, Errors]:
     """A copy of `dense` cut to `sizes`, each block ranked and compensated on the stream of those before it.
@@ -76,7 +75,7 @@ def compensate_sequentially(
     holds are taken from it, and others are added to it.
     """
     pruned = copy.deepcopy(dense)
-    stream = start_streams(dense, blocks, batches, cfg, device)
+    stream = start_streams(dense, blocks, batches, cfg)
     every: list[dict[str, GroupError]] = []
     for i, block in enumerate(console.track(blocks, "compensate", len(blocks))):
         enter_block(stream, dense, block)
@@ -91,7 +90,8 @@ def compensate_sequentially(
             kept = keep(scores, block, sizes[i]).attn
             attn = cut_logits(weights.attn, statistics, block, kept, cfg, errors)
             replace_attention(pruned, block, attn)
-            moments = joint_moments(stream, sublayers(pruned, block)[0], targets)
+            cut = sublayers(pruned, block)[0]
+            moments = joint_moments(stream, cut, observe_cut(stream, cut, targets))
             replace_attention(pruned, block, refit_proj(attn, moments, kept, cfg, errors))
         else:
             advance_dense(stream, attention)
@@ -101,8 +101,9 @@ def compensate_sequentially(
             advance_pruned(stream, sublayers(pruned, block)[0])
 
         if known is None and weights.mlp is not None:
-            moments = observe_mlp(stream, mlp, cfg)
-            refitted = refit_fc2(weights.mlp, moments, cfg)
+            moments = joint_moments(stream, mlp, observe(stream, mlp, cfg))
+            fc2, bias = refit(weights.mlp.fc2, moments, cfg.ridge_lambda)
+            refitted = replace(weights.mlp, fc2=fc2, fc2_bias=bias)
             hidden = select_moments(moments, torch.arange(mlp.output.in_features, device=moments.mean.device))
             found, by_mlp = BlockStatistics(hidden=hidden), replace(weights, mlp=refitted)
             known_size = replace(args, kept=sizes[i])
@@ -146,7 +147,7 @@ def inverse_gain(gain: Tensor | float) -> Tensor | float:
 
 @dataclass(frozen=True)
 class Seen:
-    """A dense branch on one batch of x̂: what goes into its last layer, what should come out, how often tokens count."""
+    """A branch on one batch of x̂: what goes into its last layer, what should come out, how often tokens count."""
 
     inputs: Tensor
     target: Tensor
@@ -179,22 +180,20 @@ def observe_attention(
     return BlockStatistics(logits=None if logits is None else logits.result(), head_output=outputs.result()), targets
 
 
-def observe_mlp(stream: Stream, branch: Sublayer, cfg: CompensationConfig) -> Moments:
-    """Moments of the hidden channels of the dense MLP on x̂ and of what fc2 should give, side by side."""
-    joint = RunningMoments(branch.output.in_features + branch.output.out_features, accumulation_device(stream.device))
-    for seen in observe(stream, branch, cfg):
-        joint.add(torch.cat([seen.inputs, seen.target], -1).flatten(0, -2), seen.weights.flatten())
-    return joint.result()
-
-
-def joint_moments(stream: Stream, cut: Sublayer, targets: list[Tensor]) -> Moments:
-    """Moments of the inputs of `cut.output` on x̂ and of what it should give, side by side."""
-    joint = RunningMoments(cut.output.in_features + cut.output.out_features, accumulation_device(stream.device))
+def observe_cut(stream: Stream, cut: Sublayer, targets: list[Tensor]) -> Iterator[Seen]:
+    """The branch `cut` on every batch of x̂, with what it should give."""
     for batch in stream.batches():
         with input_of(cut.output) as inputs:
             cut.branch(batch.x_hat, batch.sizes)
-        pair = [inputs[0].flatten(0, -2), targets[batch.index].to(stream.device).flatten(0, -2)]
-        joint.add(torch.cat(pair, -1), token_weights(stream, batch, cut).flatten())
+        yield Seen(inputs[0], targets[batch.index].to(stream.device), token_weights(stream, batch, cut))
+
+
+def joint_moments(stream: Stream, branch: Sublayer, every: Iterable[Seen]) -> Moments:
+    """Moments of the inputs of `branch.output` and of what should come out, side by side."""
+    joint = RunningMoments(branch.output.in_features + branch.output.out_features, accumulation_device(stream.device))
+    for seen in every:
+        pair = [seen.inputs.flatten(0, -2), seen.target.flatten(0, -2)]
+        joint.add(torch.cat(pair, -1), seen.weights.flatten())
     return joint.result()
 
 
@@ -237,9 +236,3 @@ def refit_proj(
     every = torch.arange(len(kept.heads), device=proj.device)
     attn, errors["vo"] = compensate_vo(attn, inputs, every, kept.vo.to(proj.device), cfg)
     return attn
-
-
-def refit_fc2(mlp: MlpWeights, moments: Moments, cfg: CompensationConfig) -> MlpWeights:
-    """`mlp` with fc2 refitted on `moments` of the hidden channels and its target."""
-    fc2, bias = refit(mlp.fc2, moments, cfg.ridge_lambda)
-    return replace(mlp, fc2=fc2, fc2_bias=bias)

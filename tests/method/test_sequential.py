@@ -37,7 +37,7 @@ def repair(model: nn.Module, x: Tensor, sparsity: SparsityConfig, cfg: PruneConf
     sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
     args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda)
     images, how = x.split(4), cfg.compensation
-    return compensate_sequentially(model, blocks, sizes, (), groups, images, cfg.ranker, how, args, CPU)[0]
+    return compensate_sequentially(model, blocks, sizes, (), groups, images, cfg.ranker, how, args)[0]
 
 
 @PATHS
@@ -127,7 +127,7 @@ def test_token_weights(kind: str, variant: str) -> None:
     model, x = variants.build(variant), variants.images(variant, 4)
     cfg = CompensationConfig(token_weights=kind, class_token_weight=5, token_floor=0.25)
     with torch.no_grad():
-        (weights,) = start_streams(model, blocks_of(model), [x], cfg, CPU).weights
+        (weights,) = start_streams(model, blocks_of(model), [x], cfg).weights
     assert weights is not None
     assert weights.shape == (2, 4, tokens(model, x).shape[1])
     if kind == "rollout":
