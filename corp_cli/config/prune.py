@@ -16,12 +16,7 @@ from corp_cli.config.ranges import require_at_least, require_choice, require_fra
 from corp_cli.errors import CorpError
 
 SIMPLE_RANKERS = ("activation", "magnitude", "random")
-RANKERS = {
-    "mlp": (*SIMPLE_RANKERS, "variance", "obs"),
-    "qk": SIMPLE_RANKERS,
-    "vo": SIMPLE_RANKERS,
-    "heads": SIMPLE_RANKERS,
-}
+RANKERS = {"mlp": (*SIMPLE_RANKERS, "variance", "obs"), **dict.fromkeys(("qk", "vo", "heads"), SIMPLE_RANKERS)}
 COMPENSATIONS = {
     "mlp": ("none", "mean", "affine"),
     "qk": ("none", "sylvester", "lowrank"),
