@@ -1,4 +1,4 @@
-"""Range checks of the fields of a config section, of which None and every item of a list may be one.
+"""Range checks of fields of a config section: of every item of a list, and not of None where that is the default.
 
 Each raises CorpError with a sentence that names the key: the field's name behind `prefix`.
 """
@@ -35,8 +35,9 @@ def require_fraction(prefix: str, section: Any, *names: str) -> None:
 
 
 def given(section: Any, name: str) -> list[Any]:
-    """The values of a field: none, one, or those of a list."""
-    value = getattr(section, name)
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
+    """The values of a field: those of a list, none of one that may be None and is, or the one that it has."""
+    value: Any = getattr(section, name)
+    if not hasattr(type(section), name):  # a dataclass makes lists anew, so that the class has no default
+        return list(value)
+    may_be_none = getattr(type(section), name) is None
+    return [] if value is None and may_be_none else [value]

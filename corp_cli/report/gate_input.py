@@ -26,7 +26,8 @@ def layout(command: str, images: str, results: Pair, size: Pair, speed: Pair) ->
     """Of the paths of the images and, each for the model itself and the dense one, of results, size and speed."""
     figures: dict[str, str] = {}
     for prefix, result, count, name in zip(("", "dense_"), results, size, speed, strict=True):
-        figures |= {f"{prefix}{key}": f"{result}.{key}" for key in ("top1", "top5", "agreement", "kl")}
+        keys = ("top1", "top5") if prefix else ("top1", "top5", "agreement", "kl")  # fidelity is to the dense model
+        figures |= {f"{prefix}{key}": f"{result}.{key}" for key in keys}
         figures |= {f"{prefix}macs": f"{count}.macs", f"{prefix}params": f"{count}.parameters"}
         figures[f"{prefix}throughput"] = f"throughput.images_per_second.{name}"
     same = {
