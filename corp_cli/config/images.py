@@ -29,10 +29,7 @@ class DataConfig:
             if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
                 raise CorpError(f"data.input_size={self.input_size} is not a size; give one number or [height,width].")
             self.input_size = size
-        if self.interpolation is not None:
-            require_choice("data.interpolation", self.interpolation, INTERPOLATIONS)
-        if self.crop_mode is not None:
-            require_choice("data.crop_mode", self.crop_mode, CROP_MODES)
+        require_choice("data.", self, interpolation=INTERPOLATIONS, crop_mode=CROP_MODES)
         if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
             raise CorpError(f"data.crop_pct={self.crop_pct:g} is out of range; it must be above 0 and at most 1.")
         for key, values in (("mean", self.mean), ("std", self.std)):
@@ -56,10 +53,8 @@ class CalibrationConfig:
     cache: Optional[str] = None  # a folder, or a .safetensors, where statistics are kept for later runs
 
     def __post_init__(self) -> None:
-        require_fraction("calibration.max_bad", self.max_bad)
-        require_at_least("calibration.num_images", self.num_images, 1)
-        require_at_least("calibration.batch_size", self.batch_size, 1)
-        require_at_least("calibration.num_workers", self.num_workers, 0)
+        require_fraction("calibration.", self, "max_bad")
+        require_at_least("calibration.", self, num_images=1, batch_size=1, num_workers=0)
 
 
 @dataclass
@@ -78,9 +73,5 @@ class EvaluationConfig:
     throughput_batches: int = 10  # timed batches of the dense and the pruned model, in turn; 0 skips it
 
     def __post_init__(self) -> None:
-        if self.num_images is not None:
-            require_at_least("evaluation.num_images", self.num_images, 1)
-        require_fraction("evaluation.max_bad", self.max_bad)
-        require_at_least("evaluation.batch_size", self.batch_size, 1)
-        require_at_least("evaluation.num_workers", self.num_workers, 0)
-        require_at_least("evaluation.throughput_batches", self.throughput_batches, 0)
+        require_fraction("evaluation.", self, "max_bad")
+        require_at_least("evaluation.", self, num_images=1, batch_size=1, num_workers=0, throughput_batches=0)

@@ -43,9 +43,6 @@ from corp_cli.sizes.plan import SizePlan
 NAMED = 20  # bad images that a report names
 
 
-# --- parts that reports share ---------------------------------------------------------------------------------
-
-
 def data_of(spec: ModelSpec) -> Data:
     """How images are prepared."""
     return Data(**{field.name: spec.data[field.name] for field in fields(Data)})
@@ -84,9 +81,6 @@ def list_sha256(images: ImageSet) -> str:
     return digest.hexdigest()
 
 
-# --- of corp prune --------------------------------------------------------------------------------------------
-
-
 def size_of(manifest: Manifest) -> Size:
     """Parameters, MACs and FLOPs, dense and pruned."""
     dense, pruned = count(manifest.model, {}), count(manifest.model, manifest.blocks)
@@ -110,12 +104,6 @@ def block_rows(dense: tuple[Block, ...], pruned: tuple[Block, ...], errors: Erro
     return rows
 
 
-def speed_of(found: Findings) -> PruneThroughput | None:
-    """The quick timing, where there was one."""
-    speed = found.images_per_second
-    return PruneThroughput(found.batch_size, speed, speed["pruned"] / speed["dense"]) if speed else None
-
-
 def make_report(
     cfg: PruneConfig,
     work: Work,
@@ -130,7 +118,7 @@ def make_report(
 ) -> Report:
     """Everything that was found."""
     spec, judged, images = manifest.model, found.evaluations, work.images
-    before, after = work.dense.blocks, blocks_of(pruned)
+    before, after, speed = work.dense.blocks, blocks_of(pruned), found.images_per_second
     return Report(
         model=PrunedModel(cfg.model.name, spec.name, spec.args, data_of(spec), manifest.dense_sha256),
         config=asdict(cfg),
@@ -155,7 +143,7 @@ def make_report(
             uncompensated=judged["uncompensated"],
             pruned=judged["pruned"],
         ),
-        throughput=speed_of(found),
+        throughput=PruneThroughput(found.batch_size, speed, speed["pruned"] / speed["dense"]) if speed else None,
         blocks=block_rows(before, after, errors),
         export=files,
         stage_seconds=seconds,

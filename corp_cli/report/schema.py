@@ -19,9 +19,6 @@ BENCH = "bench.json"
 EXPORT = "export.json"
 
 
-# --- shared parts ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Data:
     """How images are prepared."""
@@ -86,9 +83,6 @@ class Throughput:
 
     batch_size: int
     images_per_second: dict[str, float]  # by name of the model
-
-
-# --- report.json ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -193,9 +187,6 @@ class Report:
         return f"<Report of {self.model.name}: -{removed.parameters:.1f}% parameters, -{removed.macs:.1f}% MACs>"
 
 
-# --- evaluation.json ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Results:
     """The model evaluated, and the one that its fidelity is to."""
@@ -220,9 +211,6 @@ class EvaluationReport:
     stage_seconds: dict[str, float]
     peak_memory_mib: Memory
     warnings: list[str]
-
-
-# --- bench.json -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -277,9 +265,6 @@ class BenchReport:
     settings: list[Setting]
     peak_memory_mib: Memory
     warnings: list[str]
-
-
-# --- export.json ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

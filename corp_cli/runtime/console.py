@@ -47,9 +47,6 @@ def collect_warnings() -> list[str]:
     return collected
 
 
-# --- progress -------------------------------------------------------------------------------------------------
-
-
 def track(items: Iterable[T], description: str, total: int, each: int = 1) -> Iterator[T]:
     """`items`, which do `each` of `total` units of work: a bar with the time left on a terminal, else plain lines."""
     console = err()
@@ -86,9 +83,6 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-# --- stages ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
