@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+
+# What may be opened: photographs as people keep them. Not EPS, which Pillow hands to Ghostscript to run, nor videos.
+KNOWN = (
+    *("AVIF", "BMP", "DIB", "GIF", "HEIF", "JPEG", "JPEG2000", "MPO"),
+    *("PCX", "PNG", "PPM", "QOI", "SGI", "TGA", "TIFF", "WEBP"),
+)
+MAX_PIXELS = 178_956_970  # where Pillow itself refuses: above half a gigabyte
+MAX_ASPECT = 100  # of the longer side to the shorter, which is resized to what the model takes: a strip would explode
+
+Image.init()
+FORMATS = tuple(name for name in KNOWN if name in Image.OPEN)
+warnings.filterwarnings("ignore", module=r"PIL\.")  # of large images, for which there are limits here, and odd tags
+
+
+def require_bounds(image: Image.Image) -> None:
+    """Raise ValueError for an image, not decoded yet, that would take too much memory to decode or to resize."""
+    short, long = sorted(image.size)
+    if short * long > MAX_PIXELS or long > MAX_ASPECT * short:
+        limits = f"over {MAX_PIXELS} pixels, or more than {MAX_ASPECT} times as long as wide"
+        raise ValueError(f"{image.width}x{image.height} pixels: {limits}")
 
 
 def to_mode(image: Image.Image, mode: str) -> Image.Image:
@@ -34,7 +55,7 @@ def _maximum(image: Image.Image) -> float:
 
 
 def _scaled(image: Image.Image, factor: float) -> Image.Image:
-    pixels = np.asarray(image).astype(np.float32) * factor
+    pixels = np.nan_to_num(np.asarray(image).astype(np.float32) * factor)
     return Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
 
 

@@ -111,6 +111,7 @@ def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
             return _read_folder(path, where)
         if not path.exists():
             raise CorpError(f"{where} does not exist; {KINDS}.")
+        require_regular(path, where)
         if suffix in TENSORS:
             return _read_tensors(path, where)
         if suffix in LISTS:
@@ -148,8 +149,15 @@ def _read_folder(path: Path, where: str) -> ImageSet:
 # --- lists ----------------------------------------------------------------------------------------------------
 
 
+def require_regular(path: Path, where: str) -> None:
+    """Raise CorpError for a pipe, device, socket or folder: reading one may never end."""
+    if path.exists() and not path.is_file():
+        raise CorpError(f"{where} is not a regular file; give one.")
+
+
 def read_text(path: Path, where: str) -> str:
     """The text of a file; a CorpError where it is missing, unreadable or not text."""
+    require_regular(path, where)
     try:
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:

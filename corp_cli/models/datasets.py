@@ -12,6 +12,7 @@ from PIL import Image
 from timm.data import create_dataset
 
 from corp_cli.errors import CorpError
+from corp_cli.images.decode import FORMATS
 from corp_cli.images.sources import ImageSet, Sample, expand
 
 PACKAGES = {"hfds": "datasets", "hfids": "datasets", "tfds": "tensorflow-datasets", "wds": "webdataset"}
@@ -19,7 +20,7 @@ LABEL_FIELDS = ("targets", "labels", "_labels")  # where torchvision's datasets 
 
 
 class Indexed:
-    """A dataset with random access. Images come undecoded where timm allows it, and are decoded in the workers."""
+    """A dataset with random access. Images come undecoded where timm allows it."""
 
     in_order = False
 
@@ -29,7 +30,7 @@ class Indexed:
     def read(self, index: int) -> tuple[Image.Image, int]:
         """Image `index` and its class, -1 where unknown."""
         image, target, *_ = self.source[index]
-        opened = image if isinstance(image, Image.Image) else Image.open(image)
+        opened = image if isinstance(image, Image.Image) else Image.open(image, formats=FORMATS)
         return opened, target if isinstance(target, int) else -1
 
 
