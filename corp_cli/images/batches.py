@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from corp_cli.errors import CorpError
-from corp_cli.images.decode import FORMATS, from_tensor, require_bounds
+from corp_cli.images.decode import FORMATS, from_tensor, nearly_black, require_bounds
 from corp_cli.images.sources import ImageSet, Sample
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import is_out_of_memory
@@ -40,15 +40,17 @@ class Intake:
     key: str
     allowed: int
     good: int = 0
+    dim: int = 0  # how many of the good ones are nearly black for want of scaling
     bad: list[str] = field(default_factory=list)  # one sentence each
 
     def restart(self) -> None:
         """Forget what was read, before reading anew."""
-        self.good, self.bad = 0, []
+        self.good, self.dim, self.bad = 0, 0, []
 
-    def take(self, good: int, bad: list[str]) -> None:
+    def take(self, good: int, bad: list[str], dim: int = 0) -> None:
         """Count one more batch."""
         self.good += good
+        self.dim += dim
         self.bad += bad
         if len(self.bad) > self.allowed:
             seen = self.good + len(self.bad)
@@ -66,7 +68,12 @@ def require_good(intake: Intake) -> None:
 
 
 def warn_unread(intake: Intake) -> None:
-    """Say how many images could not be read, if any."""
+    """Say how many images could not be read, if any, and whether most are nearly black."""
+    if 2 * intake.dim > intake.good:
+        console.warn(
+            f"{intake.dim} of {intake.good} images of {intake.where} have 16 bits, look nearly black and hold no value "
+            "above 4095; if they are of 12 bits, scale them to 16 or save them with 8."
+        )
     if intake.bad:
         total = intake.good + len(intake.bad)
         console.warn(f"{len(intake.bad)} of {total} images of {intake.where} cannot be read, first {intake.bad[0]}.")
@@ -93,6 +100,7 @@ class _Read:
 
     image: Tensor
     label: int | tuple[int, ...]
+    dim: bool
 
 
 def _load(images: ImageSet, transform: Callable[[Image.Image], Tensor], index: int) -> _Read | str:
@@ -104,12 +112,13 @@ def _load(images: ImageSet, transform: Callable[[Image.Image], Tensor], index: i
             size = image.width * image.height
             require_bounds(image)
             pixels = transform(image)
+            dim = nearly_black(item if isinstance(item, Tensor) else image)
     except Exception as error:  # Pillow's readers have no common ancestor for their errors
         if is_out_of_memory(error) and size < LARGE:
             raise
         why = str(error).split("\n")[0] or type(error).__name__
-        return f"{item} ({why})"
-    return _Read(pixels, own if images.labels is None else images.labels[index])
+        return console.readable(f"{item} ({why})")
+    return _Read(pixels, own if images.labels is None else images.labels[index], dim)
 
 
 def _open(item: Path | Tensor | Sample) -> tuple[Image.Image, int]:
@@ -179,13 +188,14 @@ def _read_ahead(
             thread.join(patience)
 
 
-def _collate(samples: list[_Read | str], pin_memory: bool) -> tuple[Tensor | None, Tensor, list[str]]:
-    """(images, labels, what is wrong with the others)."""
+def _collate(samples: list[_Read | str], pin_memory: bool) -> tuple[Tensor | None, Tensor, int, list[str]]:
+    """(images, labels, how many are dim, what is wrong with the others)."""
     read = [sample for sample in samples if not isinstance(sample, str)]
     images = torch.stack([sample.image for sample in read]) if read else None
     if images is not None and pin_memory:
         images = images.pin_memory()
-    return images, torch.tensor([sample.label for sample in read]), [s for s in samples if isinstance(s, str)]
+    labels, bad = torch.tensor([sample.label for sample in read]), [s for s in samples if isinstance(s, str)]
+    return images, labels, sum(sample.dim for sample in read), bad
 
 
 def batches(
@@ -212,10 +222,10 @@ def batches(
         _read_ahead(images, load, workers, AHEAD * (batch_size + workers)) if workers else map(load, range(len(images)))
     )
     while samples := list(islice(read, batch_size)):
-        tensors, labels, bad = _collate(samples, pin_memory)
+        tensors, labels, dim, bad = _collate(samples, pin_memory)
         samples.clear()  # the batch is a copy
         if intake is not None:
-            intake.take(len(labels), bad)
+            intake.take(len(labels), bad, dim)
         elif bad:
             raise CorpError(f"{bad[0]} cannot be read as an image; remove or replace it.")
         if tensors is not None:

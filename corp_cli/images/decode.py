@@ -20,6 +20,7 @@ MAX_ASPECT = 100  # of the longer side to the shorter, which is resized to what 
 
 Image.init()
 FORMATS = tuple(name for name in KNOWN if name in Image.OPEN)
+EXTENSIONS = tuple(suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS)
 warnings.filterwarnings("ignore", module=r"PIL\.")  # of large images, for which there are limits here, and odd tags
 
 
@@ -45,9 +46,18 @@ def to_mode(image: Image.Image, mode: str) -> Image.Image:
         image = _scaled(image, 255 / 65535)
     elif image.mode == "F":
         image = _scaled(image, 255.0 if _maximum(image) <= 1 else 1.0)
+    elif image.mode in ("LAB", "La"):  # which Pillow takes to one other mode only
+        image = image.convert("RGB" if image.mode == "LAB" else "LA")
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # the step that Pillow asks for
     return image if image.mode == mode else image.convert(mode)
+
+
+def nearly_black(image: Image.Image | Tensor) -> bool:
+    """Whether a decoded image has more than 8 bits and leaves the upper four of 16 unused, as 12-bit cameras do."""
+    if isinstance(image, Tensor):
+        return image.dtype == torch.uint16 and int(image.numpy().max()) < 2**12
+    return image.mode.startswith("I") and _maximum(image) < 2**12
 
 
 def _maximum(image: Image.Image) -> float:

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import warnings
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,8 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from corp_cli.errors import CorpError
+from corp_cli.images.decode import EXTENSIONS
+from corp_cli.runtime import console
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 LISTS = (".txt", ".csv", ".tsv", ".lst", ".list")
 TENSORS = (".npy", ".pt", ".pth", ".safetensors")
 TIMM_PREFIXES = ("torch", "hfds", "hfids", "tfds", "wds")  # of the names that timm.data.create_dataset takes
@@ -126,12 +128,13 @@ def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
 
 
 def _read_folder(path: Path, where: str) -> ImageSet:
-    """Links to folders are followed, each folder once; hidden files are passed over."""
+    """Links to folders are followed, each folder once; hidden files are passed over, and other kinds with a warning."""
 
     def refuse(error: OSError) -> None:
         raise error
 
     files: list[Path] = []
+    others: Counter[str] = Counter()
     seen: set[str] = set()
     for folder, folders, names in os.walk(path, onerror=refuse, followlinks=True):
         real = os.path.realpath(folder)
@@ -139,9 +142,17 @@ def _read_folder(path: Path, where: str) -> ImageSet:
             folders.clear()
             continue
         seen.add(real)
-        files += [Path(folder, n) for n in names if n.lower().endswith(EXTENSIONS) and not n.startswith(".")]
+        paths = [Path(folder, name) for name in names if not name.startswith(".")]
+        files += [path for path in paths if path.suffix.lower() in EXTENSIONS]
+        others.update(path.suffix.lower() or "no type" for path in paths if path.suffix.lower() not in EXTENSIONS)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(5))
     if not files:
-        raise CorpError(f"{where} holds no images ({', '.join(EXTENSIONS)}); give a folder that does.")
+        held = f", but {others.total()} files of other types ({kinds})" if others else ""
+        raise CorpError(
+            f"{where} holds no images (.jpg, .png, .webp, .tiff and the like){held}; give a folder that does."
+        )
+    if others:
+        console.warn(f"{path} holds files of other types ({kinds}), which are left out.")
     files.sort()
     return ImageSet(str(path), tuple(files), tuple(str(f.parent.relative_to(path)) for f in files))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,9 +19,10 @@ from PIL import Image
 from torch import Tensor
 
 from corp_cli.errors import CorpError
-from corp_cli.images.batches import Intake, batches, choose, resolve_device
+from corp_cli.images.batches import Intake, batches, choose, require_good, resolve_device
 from corp_cli.images.sources import ImageSet, read_images
 from corp_cli.models.preprocess import eval_transform
+from corp_cli.runtime import console
 
 DATA = {
     "input_size": [3, 16, 16],
@@ -183,6 +185,15 @@ def test_memory_that_runs_out_is_the_fault_of_a_giant_alone(tmp_path: Path, work
     assert "giant.png (MemoryError)" in intake.bad[0]
     with pytest.raises(MemoryError):  # smaller batches may help
         list(batches(read_images(folder(tmp_path / "small", a=3), "x"), fails, 2, workers, intake=intake))
+
+
+def test_images_that_are_nearly_black_are_said(tmp_path: Path) -> None:
+    for i in range(3):
+        Image.fromarray(np.full((9, 9), 4000, np.uint16)).save(tmp_path / f"{i}.png")
+    intake, said = Intake("calibration.path=x", "", 0), console.collect_warnings()
+    list(batches(read_images(tmp_path, "x"), eval_transform(DATA), 2, 0, intake=intake))
+    require_good(intake)
+    assert "3 of 3 images of calibration.path=x have 16 bits, look nearly black" in said[0]
 
 
 # --- threads ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +17,12 @@ from corp_cli.cli.main import at_home
 from corp_cli.config.images import CalibrationConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import batches
-from corp_cli.images.decode import from_tensor
+from corp_cli.images.decode import EXTENSIONS, from_tensor
 from corp_cli.images.sources import is_timm_name, read_images
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.preprocess import eval_transform
 from corp_cli.prepare import find_images
+from corp_cli.runtime import console
 
 
 def picture(path: Path, colour: int = 0) -> Path:
@@ -38,6 +41,34 @@ def test_nested_flat_and_mixed_folders_are_read_in_every_format(tmp_path: Path) 
     found = read_images(tmp_path, "calibration.path")
     assert found.folders == ("a", "a", "a/deep", "b", "b", "b", ".")
     assert not any(str(item).endswith("._5.jpg") for item in found.items)
+
+
+def test_what_pillow_reads_is_read_and_other_types_are_said(tmp_path: Path) -> None:
+    for name in ("0.gif", "1.ppm", "2.jp2", "3.jfif", "4.avif")[: 4 + (".avif" in EXTENSIONS)]:
+        picture(tmp_path / name)
+    for name in ("0.pdf", "0.eps", "a/0.mp4", "a/1.mp4", ".hidden"):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    said = console.collect_warnings()
+    found = read_images(tmp_path, "x")
+    assert len(next(batches(found, eval_transform(DATA), 99, 0))[0]) == len(found) >= 4
+    assert [set(re.findall(r"\d \.\w+", warning)) for warning in said] == [{"2 .mp4", "1 .pdf", "1 .eps"}]
+    assert said[0].endswith("which are left out.")
+    for file in found.items:
+        file.unlink()  # type: ignore[union-attr]
+    with pytest.raises(CorpError, match=r"holds no images .* but 4 files of other types \(2 \.mp4"):
+        read_images(tmp_path, "x")
+
+
+@pytest.mark.parametrize("name", ["list.txt", "images.npy", "images.pt"])
+def test_only_regular_files_are_opened(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CorpError, match=rf"x=.*{name} is not a regular file"):
+        read_images(tmp_path / name, "x")
+    os.mkfifo(tmp_path / "0.png")
+    (tmp_path / "list.csv").write_text("0.png\n")
+    with pytest.raises(CorpError, match=r"names 1 files that do not exist"):
+        read_images(tmp_path / "list.csv", "x")
 
 
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
