@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from corp_cli.config.images import CalibrationConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import batches
 from corp_cli.images.decode import EXTENSIONS, from_tensor
-from corp_cli.images.sources import is_timm_name, read_images
+from corp_cli.images.sources import ImageSet, is_timm_name, read_images
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.preprocess import eval_transform
 from corp_cli.prepare import find_images
@@ -259,6 +260,63 @@ def test_a_torchvision_dataset_is_read_with_its_classes(tmp_path: Path, workers:
     assert found.classes == ("cat", "dog")
     pixels, _ = next(batches(found, eval_transform(DATA), 3, workers))
     assert pixels.shape == (3, 3, 16, 16)
+
+
+class Table:
+    """What timm's reader of Hugging Face datasets uses of one."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self.columns = columns
+        self.column_names = list(columns)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.columns[key] if isinstance(key, str) else {name: c[key] for name, c in self.columns.items()}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def add_column(self, name: str, column: list[Any]) -> Table:
+        return Table(**self.columns, **{name: column})
+
+
+class HuggingFace:
+    def __init__(self, table: Table, input_key: str | None, target_key: str | None) -> None:
+        self.reader, self.dataset = self, table
+        self.image_key, self.label_key = input_key or "image", target_key or "label"
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        row = self.dataset[index]
+        return row[self.image_key], row[self.label_key]
+
+
+def test_columns_have_names_and_labels_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(img=[Image.new("RGB", (16, 16))] * 3, fine=[2, 0, 1])
+
+    def create(*_: object, input_key: str | None, target_key: str | None, **__: object) -> HuggingFace:
+        return HuggingFace(table, input_key, target_key)
+
+    monkeypatch.setattr("corp_cli.models.datasets.create_dataset", create)
+
+    def read(**keys: str) -> ImageSet:
+        return find_images(CalibrationConfig(**keys), "hfds/x", "calibration.path", None)  # type: ignore[arg-type]
+
+    for keys, folders, expected in (
+        ({"image_key": "img"}, ("", "", ""), [-1, -1, -1]),
+        ({"image_key": "img", "label_key": "fine"}, ("2", "0", "1"), [2, 0, 1]),
+    ):
+        found = read(**keys)
+        assert found.folders == folders
+        assert not found.labelled  # what the folders mean is found out later
+        assert [int(found.items[i].reader.read(i)[1]) for i in range(3)] == expected  # type: ignore[union-attr]
+    with pytest.raises(
+        CorpError, match=r"hfds/x has no column image, only img, fine; name one by calibration\.image_k"
+    ):
+        read()
+    with pytest.raises(CorpError, match=r"has no column coarse, only img, fine; name one by calibration\.label_key"):
+        read(image_key="img", label_key="coarse")
 
 
 def test_a_stream_is_read_in_order_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
