@@ -101,6 +101,8 @@ def _has_labels(reader: Any, label_key: str | None, where: str, place: str) -> b
     Raises CorpError where the column of images is missing, or that of classes which was asked for.
     """
     columns = reader.dataset.column_names
+    if reader.dataset[0].get(reader.image_key) is None:  # casting a column that is not there makes an empty one
+        columns = [column for column in columns if column != reader.image_key]
     for key, column, needed in (("image_key", reader.image_key, True), ("label_key", reader.label_key, label_key)):
         if needed and column not in columns:
             raise CorpError(f"{where} has no column {column}, only {', '.join(columns)}; name one by {place}.{key}.")

@@ -293,7 +293,7 @@ class HuggingFace:
 
 
 def test_columns_have_names_and_labels_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table(img=[Image.new("RGB", (16, 16))] * 3, fine=[2, 0, 1])
+    table = Table(image=[None] * 3, img=[Image.new("RGB", (16, 16))] * 3, fine=[2, 0, 1])
 
     def create(*_: object, input_key: str | None, target_key: str | None, **__: object) -> HuggingFace:
         return HuggingFace(table, input_key, target_key)
