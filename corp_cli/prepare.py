@@ -129,7 +129,7 @@ def intake_of(images: ImageSet, cfg: CalibrationConfig | EvaluationConfig, group
 def find_images(cfg: CalibrationConfig | EvaluationConfig, path: str, key: str, limit: int | None) -> ImageSet:
     """The images at `path`, or those of the timm dataset of that name; of a stream at most the first `limit`."""
     if is_timm_name(path):
-        return read_dataset(path, cfg.root, cfg.split, key, limit)
+        return read_dataset(path, cfg.root, cfg.split, key, limit, cfg.image_key, cfg.label_key)
     return read_images(path, key)
 
 

@@ -46,6 +46,8 @@ class CalibrationConfig:
     path: Optional[str] = None  # a folder, list or file of images, or a timm dataset; a bundled model brings its own
     split: str = "train"  # of a timm dataset
     root: Optional[str] = None  # where a timm dataset lies, or is cached
+    image_key: Optional[str] = None  # the column of a timm dataset that holds the images
+    label_key: Optional[str] = None  # and the one that holds the classes
     num_images: int = 1024
     batch_size: int = 32
     num_workers: int = 2
@@ -64,6 +66,8 @@ class EvaluationConfig:
     path: Optional[str] = None  # labelled when its sub-folders name classes; else fidelity only
     split: str = "validation"  # of a timm dataset
     root: Optional[str] = None  # where a timm dataset lies, or is cached
+    image_key: Optional[str] = None  # the column of a timm dataset that holds the images
+    label_key: Optional[str] = None  # and the one that holds the classes
     labels: Optional[str] = None  # a file that tells the class of every image
     class_map: Optional[str] = None  # a file that tells the index of every class name
     num_images: Optional[int] = None  # all of them

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import warnings
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,8 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from corp_cli.errors import CorpError
+from corp_cli.images.decode import EXTENSIONS
+from corp_cli.runtime import console
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 LISTS = (".txt", ".csv", ".tsv", ".lst", ".list")
 TENSORS = (".npy", ".pt", ".pth", ".safetensors")
 TIMM_PREFIXES = ("torch", "hfds", "hfids", "tfds", "wds")  # of the names that timm.data.create_dataset takes
@@ -111,6 +113,7 @@ def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
             return _read_folder(path, where)
         if not path.exists():
             raise CorpError(f"{where} does not exist; {KINDS}.")
+        require_regular(path, where)
         if suffix in TENSORS:
             return _read_tensors(path, where)
         if suffix in LISTS:
@@ -125,12 +128,13 @@ def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
 
 
 def _read_folder(path: Path, where: str) -> ImageSet:
-    """Links to folders are followed, each folder once; hidden files are passed over."""
+    """Links to folders are followed, each folder once; hidden files are passed over, and other kinds with a warning."""
 
     def refuse(error: OSError) -> None:
         raise error
 
     files: list[Path] = []
+    others: Counter[str] = Counter()
     seen: set[str] = set()
     for folder, folders, names in os.walk(path, onerror=refuse, followlinks=True):
         real = os.path.realpath(folder)
@@ -138,9 +142,17 @@ def _read_folder(path: Path, where: str) -> ImageSet:
             folders.clear()
             continue
         seen.add(real)
-        files += [Path(folder, n) for n in names if n.lower().endswith(EXTENSIONS) and not n.startswith(".")]
+        paths = [Path(folder, name) for name in names if not name.startswith(".")]
+        files += [path for path in paths if path.suffix.lower() in EXTENSIONS]
+        others.update(path.suffix.lower() or "no type" for path in paths if path.suffix.lower() not in EXTENSIONS)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(5))
     if not files:
-        raise CorpError(f"{where} holds no images ({', '.join(EXTENSIONS)}); give a folder that does.")
+        held = f", but {others.total()} files of other types ({kinds})" if others else ""
+        raise CorpError(
+            f"{where} holds no images (.jpg, .png, .webp, .tiff and the like){held}; give a folder that does."
+        )
+    if others:
+        console.warn(f"{path} holds files of other types ({kinds}), which are left out.")
     files.sort()
     return ImageSet(str(path), tuple(files), tuple(str(f.parent.relative_to(path)) for f in files))
 
@@ -148,8 +160,15 @@ def _read_folder(path: Path, where: str) -> ImageSet:
 # --- lists ----------------------------------------------------------------------------------------------------
 
 
+def require_regular(path: Path, where: str) -> None:
+    """Raise CorpError for a pipe, device, socket or folder: reading one may never end."""
+    if path.exists() and not path.is_file():
+        raise CorpError(f"{where} is not a regular file; give one.")
+
+
 def read_text(path: Path, where: str) -> str:
     """The text of a file; a CorpError where it is missing, unreadable or not text."""
+    require_regular(path, where)
     try:
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -16,7 +16,7 @@ from corp_cli.images.decode import to_mode
 
 @dataclass(frozen=True)
 class EvalTransform:
-    """PIL image → [C, H, W]; an object, since workers that are not forked have to pickle it."""
+    """PIL image → [C, H, W]."""
 
     transform: Any
     mode: str

@@ -73,7 +73,7 @@ def list_sha256(images: ImageSet) -> str:
     for item in images.items:
         if isinstance(item, Path):
             name = item.relative_to(images.source) if item.is_relative_to(images.source) else item
-            digest.update(f"{name.as_posix()}\n".encode())
+            digest.update(f"{name.as_posix()}\n".encode("utf-8", "surrogateescape"))  # not all names are UTF-8
         elif isinstance(item, Tensor):
             digest.update(f"{tuple(item.shape)}".encode() + item.numpy().tobytes())
         else:
