@@ -47,7 +47,8 @@ def corp_pruned(
     path = checkpoint or _weights(pretrained_cfg or {}, cache_dir)
     weights, manifest = load_pruned(path).state_dict(), read_manifest(path)
     model: Any = build(manifest.model.name, {**manifest.model.args, **kwargs})
-    model.pretrained_cfg = {**model.pretrained_cfg, **manifest.model.data}
+    own = {**manifest.model.data, "num_classes": model.num_classes}
+    model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **own}
     resize(model, manifest.blocks)
     if pretrained or checkpoint:
         model.load_state_dict(weights)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 from corp_cli.errors import CorpError
 from corp_cli.images.decode import EXTENSIONS
 from corp_cli.runtime import console
+from corp_cli.runtime.pickles import defect, load_pickle
 
 LISTS = (".txt", ".csv", ".tsv", ".lst", ".list")
 TENSORS = (".npy", ".pt", ".pth", ".safetensors")
@@ -253,9 +253,7 @@ def _open_tensors(path: Path, where: str) -> tuple[Tensor, Tensor | None]:
         elif path.suffix.lower() == ".safetensors":
             content = load_file(path)
         else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # PyTorch warns of pickle protocols before it refuses the pickle
-                content = torch.load(path, map_location="cpu", weights_only=True)
+            content = load_pickle(path)
     except PermissionError:
         raise
     except (SafetensorError, OSError, ValueError, TypeError, EOFError) as error:
@@ -273,6 +271,9 @@ def _open_tensors(path: Path, where: str) -> tuple[Tensor, Tensor | None]:
         content, labels = content.get("images"), content.get("labels")
     if not isinstance(content, Tensor) or not isinstance(labels, Tensor | None):
         raise CorpError(f"{where} does not hold a tensor named images; {KINDS}.")
+    for tensor in () if path.suffix.lower() == ".npy" else (content, labels):
+        if tensor is not None and (wrong := defect(tensor, path)):
+            raise CorpError(f"{where} holds a tensor that is {wrong}; save the images as a plain tensor.")
     return content, labels
 
 

@@ -43,7 +43,7 @@ def load_dense(cfg: ModelConfig, data: DataConfig | None = None) -> tuple[nn.Mod
     model = _create(cfg.name, origin, pretrained=cfg.pretrained and origin.state is None)
     if origin.state is not None:
         fit_state_dict(model, origin.state, origin.weights)
-    _require_finite(model)
+    require_finite(model)
     if origin.label_names:
         model.pretrained_cfg = {**model.pretrained_cfg, "label_names": origin.label_names}
     spec = _spec(model, origin.timm_name, origin.args, origin.data)
@@ -182,7 +182,8 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _require_finite(model: nn.Module) -> None:
+def require_finite(model: nn.Module) -> None:
+    """Raise CorpError that names a tensor with NaN or infinite values."""
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise CorpError(f"The weights hold NaN or infinite values in {name}; use a sound checkpoint.")

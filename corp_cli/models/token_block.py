@@ -74,6 +74,12 @@ def prefix_tokens(model: nn.Module) -> int:
     return int(timm_model.num_prefix_tokens)
 
 
+def all_tokens(model: nn.Module) -> int:
+    """How many tokens a model of plain blocks has, prefix and patches; 0 for one whose blocks are not split."""
+    patches: Any = getattr(getattr(model, "patch_embed", None), "num_patches", None) if needed_tokens(model) else None
+    return prefix_tokens(model) + patches if patches else 0
+
+
 def most_merged(model: nn.Module) -> int:
     """How many tokens may be merged: of a model of plain blocks only, whose head reads nothing but leading tokens."""
     blocks = blocks_of(model)

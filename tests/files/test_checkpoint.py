@@ -22,7 +22,7 @@ from corp_cli.config.images import CalibrationConfig, EvaluationConfig
 from corp_cli.config.prune import InfoConfig, ModelConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files import tensors as tensor_files
-from corp_cli.files.checkpoint import load_pruned, write_checkpoint
+from corp_cli.files.checkpoint import load_pruned, pruned_model, write_checkpoint
 from corp_cli.files.manifest import FORMAT, read_manifest
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import load_dense
@@ -63,6 +63,32 @@ def test_timm_finds_the_preprocessing_on_the_loaded_model(checkpoint: Path) -> N
     data = timm.data.resolve_model_data_config(load_pruned(checkpoint))
     assert tuple(data["input_size"]) == (1, 8, 8)
     assert tuple(data["mean"]) == (0.5,)
+
+
+def test_the_loaded_model_says_what_is_its_own(checkpoint: Path) -> None:
+    model: Any = load_pruned(checkpoint)
+    for said in (model.pretrained_cfg, model.default_cfg):
+        assert (said["input_size"], said["num_classes"], said["mean"]) == ([1, 8, 8], 10, [0.5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
+def test_files_in_other_floats_are_evaluated(checkpoint: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    def cast(manifest: object, tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()})
+
+    path = rewrite(checkpoint, tmp_path / "cast.safetensors", cast)
+    x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = logits(pruned_model(str(path)).model, x)
+    wide = 1.0 if dtype.itemsize == 1 else 0.1
+    torch.testing.assert_close(found, logits(load_pruned(checkpoint), x), rtol=wide, atol=wide)
+    kept = torch.float32 if dtype.itemsize == 1 else dtype
+    assert next(load_pruned(path).parameters()).dtype == kept
+
+
+def test_values_that_are_none_are_named(checkpoint: Path, tmp_path: Path) -> None:
+    path = rewrite(checkpoint, tmp_path / "nan.safetensors", lambda m, t: t["norm.bias"].fill_(float("nan")))
+    with pytest.raises(CorpError, match=r"NaN or infinite values in norm\.bias"):
+        pruned_model(str(path))
 
 
 def test_info_describes_it(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -217,6 +217,8 @@ class Payload:
         (lambda p: save(torch.full((2, 8, 8), 7.0), p / "i.pt"), "values from 7 to 7; floats must be in"),
         (lambda p: save(torch.full((2, 8, 8), float("nan")), p / "i.pt"), "values from nan"),
         (lambda p: save(torch.zeros(2, 8, 8, dtype=torch.int64), p / "i.pt"), "int64 values; save the images as uint8"),
+        (lambda p: save(RGB[0, 0, 0, :1].expand(10**6, 8, 8), p / "i.pt"), "larger than what the file holds of it"),
+        (lambda p: save(torch.eye(8).to_sparse(), p / "i.pt"), "a tensor that is sparse"),
         (lambda p: written(p / "i.pt", lambda f: torch.save(Payload(), f)), "pickled objects are never opened"),
         (lambda p: written(p / "i.npy", lambda f: np.save(f, np.array([{}, {}]))), "plain tensors"),
         (lambda p: written(p / "i.npy", lambda f: f.write_bytes(b"")), "plain tensors"),
