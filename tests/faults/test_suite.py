@@ -1,0 +1,34 @@
+"""A sample of the cases of every kind; `make faults` runs all of them."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+
+from tests.faults import crashes, doors, fuzz, mistakes, races, tampering
+from tests.faults.cases import Case
+
+KINDS = {
+    "crash": (crashes.cases, 16),
+    "mistake": (mistakes.cases, 4),
+    "tamper": (tampering.cases, 10),
+    "door": (doors.cases, 12),
+    "race": (races.cases, 2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_faults(kind: str) -> None:
+    cases, count = KINDS[kind]
+    lost = [line for case in random.Random(0).sample(cases(), count) for line in case.failures()]
+    assert not lost, "\n".join(lost)
+
+
+@pytest.mark.parametrize("name", fuzz.BATCHES)
+def test_fuzz(name: str) -> None:
+    count = 20 if name in fuzz.SLOW else 60
+    case = Case(f"fuzz/{name}/0", partial(fuzz.batch, name, 0, count=count), count)
+    lost = case.failures()
+    assert not lost, "\n".join(lost)
