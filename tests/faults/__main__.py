@@ -41,8 +41,9 @@ def main(names: list[str]) -> int:
     took: dict[str, float] = defaultdict(float)
     with multiprocessing.get_context("fork").Pool(WORKERS) as pool:
         for number, found, seconds in pool.imap_unordered(failures, range(len(CASES))):
-            group = "/".join(CASES[number].name.split("/")[:2])
-            tried[group] += CASES[number].count
+            case = CASES[number]
+            group = case.kind if case.kind != "fuzz" else "/".join(case.name.split("/")[:2])
+            tried[group] += case.count
             lost[group] += found
             took[group] += seconds
             for line in found:

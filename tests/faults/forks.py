@@ -29,6 +29,7 @@ from tests.support.typed import UNTIMED
 HUNG = -signal.SIGALRM
 KILLED = 137
 KEEP = tempfile.TemporaryDirectory(prefix="corp-faults-")  # what all cases share, gone with this process
+SECONDS = 180  # after which a child is taken to hang
 MEMORY = 2**31  # bytes that a child may take besides what it was forked with, where it is limited
 
 
@@ -60,7 +61,7 @@ class Child:
         return Outcome(code, *said)
 
 
-def fork(work: Callable[[], Any], folder: Path, seconds: int = 120, limited: bool = False) -> Child:
+def fork(work: Callable[[], Any], folder: Path, seconds: int = SECONDS, limited: bool = False) -> Child:
     """Begin `work` in a child whose current folder is `folder`; it ends after so many `seconds` at the latest."""
     out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
     with warnings.catch_warnings():
@@ -94,12 +95,12 @@ def fork(work: Callable[[], Any], folder: Path, seconds: int = 120, limited: boo
         os._exit(code & 0xFF)
 
 
-def corp(folder: Path, *argv: str, before: Callable[[], object] = lambda: None) -> Outcome:
+def corp(folder: Path, *argv: str, before: Callable[[], object] = lambda: None, seconds: int = SECONDS) -> Outcome:
     """`corp <argv>` in `folder`, on the digits in a narrow model; `before` is done in the same process first."""
-    return begin(folder, *argv, before=before).wait()
+    return begin(folder, *argv, before=before, seconds=seconds).wait()
 
 
-def begin(folder: Path, *argv: str, before: Callable[[], object] = lambda: None) -> Child:
+def begin(folder: Path, *argv: str, before: Callable[[], object] = lambda: None, seconds: int = SECONDS) -> Child:
     """The same, without waiting for it."""
     tiny = narrow()
 
@@ -109,7 +110,7 @@ def begin(folder: Path, *argv: str, before: Callable[[], object] = lambda: None)
         before()
         return main(argv)
 
-    return fork(work, folder)
+    return fork(work, folder, seconds)
 
 
 @cache

@@ -24,14 +24,14 @@ WHERE = {  # what may go wrong at each place; "half" leaves half of what was to 
     "save_file": ("kill half", "error", "error half"),
     "replace": ("kill", "error"),
     "mkdir": ("kill or error",),
-    "unlink": ("kill or error",),
+    "unlink": ("kill or broken",),
 }
 
 
 def faults(site: str, at: int) -> list[str]:
     """What goes wrong at the `at`-th call at `site`: the errors take turns."""
     kinds = list(ERRORS)
-    found = ["kill" if one == "kill or error" and at % 2 else one.replace("kill or ", "") for one in WHERE[site]]
+    found = ["kill" if " or " in one and at % 2 else one.replace("kill or ", "") for one in WHERE[site]]
     return [one.replace("error", kinds[(at + turn) % len(kinds)]) for turn, one in enumerate(found)]
 
 
@@ -103,7 +103,8 @@ def install(folder: Path, site: str = "", at: int = 0, fault: str = "") -> Count
     builtins.open = io.open = opening
 
     def calling(whole: Any, where: str, path: Any, *args: Any, **kwargs: Any) -> Any:
-        return strike(fault) if due(where, path) else whole(path, *args, **kwargs)
+        idle = os.path.lexists(path) == (where == "mkdir") if where != "replace" else False  # says so before it tries
+        return whole(path, *args, **kwargs) if idle or not due(where, path) else strike(fault)
 
     for name in ("replace", "mkdir", "unlink"):
         setattr(os, name, partial(calling, getattr(os, name), name))

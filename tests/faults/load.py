@@ -44,7 +44,7 @@ def memory(folder: Path) -> None:
         Path("slope.json").write_text(json.dumps(slope))
         return 0
 
-    outcome = fork(work, folder, seconds=600).wait()
+    outcome = fork(work, folder, seconds=900).wait()
     require_sentence(outcome, 0)
     slope = json.loads((folder / "slope.json").read_text())
     print(f"memory: {slope:+.3f} MB a run")
@@ -67,7 +67,7 @@ def jobs(folder: Path) -> None:
         f"calibration.path={paths}",
         "hydra.sweep.dir=sweep",
     ]
-    outcome = corp(folder, *argv)
+    outcome = corp(folder, *argv, seconds=900)
     require_sentence(outcome, 2)
     with (folder / "sweep/summary.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import json
 import shutil
 import struct
@@ -12,10 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from corp_cli.commands import check, info
 from corp_cli.config.gate import CheckConfig
@@ -25,16 +20,27 @@ from corp_cli.files.cache.curves import read_curves
 from corp_cli.files.cache.statistics import read_statistics
 from corp_cli.files.checkpoint import load_pruned
 from corp_cli.files.manifest import FORMAT
-from corp_cli.images.batches import Intake, batches
-from corp_cli.images.labels import make_head, read_class_map, with_label_file
-from corp_cli.images.sources import ImageSet, read_images
+from corp_cli.images.labels import make_head, read_class_map
+from corp_cli.images.sources import read_images
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import load_dense
-from corp_cli.models.preprocess import eval_transform
 from corp_cli.models.state_dict import read_state_dict
 from corp_cli.sizes.plan_file import read_plan
 from tests.faults.forks import narrow
-from tests.faults.mutations import JUNK, WORDS, as_text, in_bytes, in_json, in_text
+from tests.faults.inputs import (
+    SOUND_IMAGES,
+    lay_images,
+    lay_labels,
+    lay_tensors,
+    lay_transformers,
+    read_image,
+    read_labels,
+    read_transformers,
+    some_bytes,
+    some_labels,
+    text_or_json,
+)
+from tests.faults.mutations import JUNK, WORDS, as_text, in_json, in_text
 from tests.faults.undisturbed import undisturbed
 
 CPU = torch.device("cpu")
@@ -51,30 +57,6 @@ def copied(*names: str, kind: str = "uniform") -> None:
     for name in names:
         found = next(made(kind).rglob(name))
         shutil.copyfile(found, "sound" + found.suffix)
-
-
-def text_or_json(sound: str, name: str) -> Any:
-    """Changes the JSON in the file `sound`, as values or as text, into the file `name`."""
-
-    def mutate(rng: Random) -> Path:
-        text = Path(sound).read_text()
-        changed = as_text(in_json(json.loads(text), rng)) if rng.random() < 0.75 else in_text(text, rng)
-        Path(name).write_text(changed, "utf-8", errors="surrogatepass")
-        return Path(name)
-
-    return mutate
-
-
-def some_bytes(*sounds: str) -> Any:
-    """Changes the bytes of one of the files."""
-
-    def mutate(rng: Random) -> Path:
-        sound = Path(rng.choice(sounds))
-        path = Path("bad" + sound.suffix)
-        path.write_bytes(in_bytes(sound.read_bytes(), rng))
-        return path
-
-    return mutate
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------
@@ -132,44 +114,39 @@ def check_report(path: Path) -> None:
         )
 
 
+KEYS = [
+    "sparsity.joint",
+    "sparsity.mlp",
+    "sparsity.macs",
+    "seed",
+    "device",
+    "model",
+    "model.args",
+    "+model.args.depth",
+    "calibration.path",
+]
+KEYS += [
+    "calibration.num_images",
+    "compensation.ridge_lambda",
+    "data.mean",
+    "recipe",
+    "gate",
+    "~gate",
+    "export.formats",
+    "ranker",
+    "resume",
+]
+KEYS += ["evaluation.labels", "hydra.run.dir", "++x.y", "+experiment", ""]
+VALUES = [
+    *map(str, (*JUNK, *WORDS)),
+    *["0.5", "[a", "{a:1", "${x}", "${hydra:runtime.cwd}", "a=b", "'", "1,2", "null", "~", "$"],
+]
+
+
 def overrides(rng: Random) -> list[str]:
     """A command line with something odd in it."""
-    keys: tuple[str, ...] = (
-        "sparsity.joint",
-        "sparsity.mlp",
-        "sparsity.macs",
-        "seed",
-        "device",
-        "model",
-        "model.args",
-        "+model.args.depth",
-    )
-    keys += (
-        "calibration.path",
-        "calibration.num_images",
-        "compensation.ridge_lambda",
-        "data.mean",
-        "recipe",
-        "gate",
-        "~gate",
-    )
-    keys += ("export.formats", "evaluation.labels", "hydra.run.dir", "ranker", "resume", "++x.y", "+experiment", "")
-    values: tuple[str, ...] = (
-        *map(str, (*JUNK, *WORDS)),
-        "0.5",
-        "[a",
-        "{a:1",
-        "${x}",
-        "${hydra:runtime.cwd}",
-        "a=b",
-        "'",
-        "1,2",
-        "null",
-        "~",
-        "$",
-    )
     found = [
-        f"{rng.choice(keys)}{rng.choice(('=', '=', '=', '==', ' = ', ''))}{rng.choice(values)}"
+        f"{rng.choice(KEYS)}{rng.choice(('=', '=', '=', '==', ' = ', ''))}{rng.choice(VALUES)}"
         for _ in range(rng.choice((1, 1, 2)))
     ]
     return [in_text(word, rng).replace("\0", "") if rng.random() < 0.3 else word for word in found]
@@ -195,136 +172,6 @@ def take(words: list[str]) -> None:
         vars(cli)["report"] = report
     if code not in (0, 2):
         raise raised[-1] if raised else RuntimeError(f"exit {code} of {words}")
-
-
-# --- labels and lists ------------------------------------------------------------------------------------------
-
-
-def lay_labels() -> None:
-    rows = [[f"{number:03}.png", str(number % 10)] for number in range(12)]
-    for name, _ in rows:
-        Image.new("L", (8, 8)).save(name)
-    text = io.StringIO()
-    csv.writer(text).writerows([["file", "label"], *rows])
-    Path("sound.csv").write_text(text.getvalue())
-    Path("sound.tsv").write_text("\n".join("\t".join(row) for row in rows))
-    Path("sound.txt").write_text("\n".join(" ".join(row) for row in rows))
-    Path("sound.json").write_text(json.dumps({name: [int(label)] for name, label in rows}))
-    Path("list.json").write_text(json.dumps([[int(label)] for _, label in rows]))
-
-
-def some_labels(*sounds: str) -> Any:
-    def mutate(rng: Random) -> Path:
-        sound = rng.choice(sounds)
-        if sound.endswith(".json"):
-            return text_or_json(sound, "bad.json")(rng)
-        path = Path("bad" + Path(sound).suffix)
-        text = in_text(Path(sound).read_text(), rng).replace("/etc/passwd", "x")
-        data = text.encode("utf-8", errors="surrogatepass")
-        path.write_bytes(in_bytes(data, rng) if rng.random() < 0.2 else data)
-        return path
-
-    return mutate
-
-
-def read_labels(path: Path) -> None:
-    names = tuple(Path(f"{number:03}.png") for number in range(12))
-    with_label_file(ImageSet("images", names, ("",) * 12), str(path), make_head(10, {}, []))
-
-
-# --- images ----------------------------------------------------------------------------------------------------
-
-DATA = {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 0.9}
-
-
-def lay_images() -> None:
-    rng = np.random.default_rng(0)
-    colour = Image.fromarray(rng.integers(0, 256, (24, 20, 3), np.uint8))
-    grey16 = Image.fromarray(rng.integers(0, 65536, (24, 20)).astype(np.uint16))
-    for ending in ("png", "jpg", "webp", "tiff", "bmp"):
-        colour.save(f"rgb.{ending}")
-    colour.save("exif.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0")
-    colour.save("lzw.tiff", compression="tiff_lzw")
-    colour.convert("P").save("palette.gif")
-    colour.convert("P").save("palette.png", transparency=3)
-    colour.convert("CMYK").save("cmyk.jpg")
-    colour.convert("LAB").save("lab.tiff")
-    colour.convert("F").save("float.tiff")
-    grey16.save("grey16.png")
-
-
-SOUND_IMAGES: tuple[str, ...] = (
-    "rgb.png",
-    "rgb.jpg",
-    "rgb.webp",
-    "rgb.tiff",
-    "rgb.bmp",
-    "exif.jpg",
-    "lzw.tiff",
-    "palette.gif",
-    "palette.png",
-)
-SOUND_IMAGES += ("cmyk.jpg", "lab.tiff", "float.tiff", "grey16.png")
-
-
-def read_image(path: Path) -> None:
-    """In colour and in grey."""
-    for data in (DATA, {**DATA, "input_size": [1, 32, 32], "mean": [0.5], "std": [0.5]}):
-        intake = Intake("images", "max_bad", 10)
-        for pixels, _ in batches(ImageSet("images", (path,), ("",)), eval_transform(data), 1, 0, intake=intake):
-            assert pixels.shape[-2:] == (32, 32)
-            assert pixels.isfinite().all()
-
-
-# --- tensors ---------------------------------------------------------------------------------------------------
-
-
-def lay_tensors() -> None:
-    state = load_file(narrow().weights)
-    save_file(state, "sound.safetensors")
-    torch.save(state, "sound.pth")
-    torch.save({"state_dict": state}, "old.pt", _use_new_zipfile_serialization=False)
-    images = torch.zeros(4, 8, 8, dtype=torch.uint8)
-    np.save("images.npy", images.numpy())
-    torch.save({"images": images, "labels": torch.arange(4)}, "images.pt")
-    save_file({"images": images, "labels": torch.arange(4)}, "images.safetensors")
-
-
-# --- folders of transformers -----------------------------------------------------------------------------------
-
-
-def lay_transformers() -> None:
-    """A small ViT as transformers writes it."""
-    wide, hidden, state = 16, 32, {}
-    shapes = {"attention.attention.query": (wide, wide), "attention.attention.key": (wide, wide)}
-    shapes |= {"attention.attention.value": (wide, wide), "attention.output.dense": (wide, wide)}
-    shapes |= {"intermediate.dense": (hidden, wide), "output.dense": (wide, hidden)}
-    for name, shape in shapes.items():
-        state[f"vit.encoder.layer.0.{name}.weight"] = torch.randn(shape)
-        state[f"vit.encoder.layer.0.{name}.bias"] = torch.zeros(shape[0])
-    for name in ("encoder.layer.0.layernorm_before", "encoder.layer.0.layernorm_after", "layernorm"):
-        state |= {f"vit.{name}.weight": torch.ones(wide), f"vit.{name}.bias": torch.zeros(wide)}
-    state["vit.embeddings.cls_token"] = torch.zeros(1, 1, wide)
-    state["vit.embeddings.position_embeddings"] = torch.zeros(1, 17, wide)
-    state["vit.embeddings.patch_embeddings.projection.weight"] = torch.randn(wide, 3, 8, 8)
-    state["vit.embeddings.patch_embeddings.projection.bias"] = torch.zeros(wide)
-    state |= {"classifier.weight": torch.randn(2, wide), "classifier.bias": torch.zeros(2)}
-    Path("hf").mkdir(exist_ok=True)
-    save_file(state, "hf/model.safetensors")
-    config = {"model_type": "vit", "hidden_size": wide, "image_size": 32, "patch_size": 8, "num_channels": 3}
-    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": hidden, "hidden_act": "gelu"}
-    config |= {"layer_norm_eps": 1e-12, "qkv_bias": True, "id2label": {"0": "cat", "1": "dog"}}
-    about = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2, "size": {"height": 32, "width": 32}}
-    about |= {"do_resize": True, "do_center_crop": True, "crop_size": {"height": 32, "width": 32}, "do_normalize": True}
-    for name, content in (("config.json", config), ("preprocessor_config.json", about)):
-        Path("hf", name).write_text(json.dumps(content))
-        Path(name).write_text(json.dumps(content))
-    load_dense(ModelConfig("transformers:hf"))
-
-
-def read_transformers(path: Path) -> None:
-    _, spec = load_dense(ModelConfig("transformers:hf"))
-    eval_transform(spec.data)(Image.new("RGB", (40, 40)))
 
 
 ALL: dict[str, tuple[Any, Any, Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -10,10 +11,10 @@ import pytest
 from tests.faults import crashes, doors, fuzz, mistakes, races, tampering
 from tests.faults.cases import Case
 
-KINDS = {
-    "crash": (crashes.cases, 16),
+KINDS: dict[str, tuple[Callable[[], list[Case]], int]] = {
+    "crash": (partial(crashes.cases, ("uniform", "resume sequential")), 10),
     "mistake": (mistakes.cases, 4),
-    "tamper": (tampering.cases, 10),
+    "tamper": (tampering.cases, 8),
     "door": (doors.cases, 12),
     "race": (races.cases, 2),
 }
@@ -28,7 +29,7 @@ def test_faults(kind: str) -> None:
 
 @pytest.mark.parametrize("name", fuzz.BATCHES)
 def test_fuzz(name: str) -> None:
-    count = 20 if name in fuzz.SLOW else 60
+    count = 10 if name in fuzz.SLOW else 100
     case = Case(f"fuzz/{name}/0", partial(fuzz.batch, name, 0, count=count), count)
     lost = case.failures()
     assert not lost, "\n".join(lost)
