@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -131,6 +132,8 @@ def warm_up() -> None:
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             main(prune(*settings, into=str(folder / "run")))
     BUNDLED["vit_digits"] = before
+    gc.collect()
+    gc.freeze()  # or every child would copy all of it
 
 
 def shared(name: str) -> Path:

@@ -94,7 +94,7 @@ TEXT: dict[str, Tamper] = {
     "an escape code": holding(b"\x1b[31m"),
     "NaN": lambda path, _: path.write_text(path.read_text().replace("0.", "NaN", 3)),
 }
-STATE = {"sequential": ("statistics-*", "block-*"), "budget": ("statistics-*", "block-*", "curves-*")}
+STATE = {"sequential": ("statistics-*", "block-*"), "budget": ("block-*", "curves-*")}
 CACHED = {"uniform": "statistics-*", "budget": "curves-*"}
 ABOUT = (".hydra/config.yaml", ".hydra/resume.json")
 
