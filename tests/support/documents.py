@@ -20,6 +20,7 @@ PAGES = (
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
 )
 FLAGS = {"-m", "--multirun", "--cfg", "--help", "--config-dir", "--dry-run"}
