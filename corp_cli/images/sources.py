@@ -6,7 +6,10 @@ import csv
 import io
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from glob import glob, has_magic
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,7 +105,7 @@ def is_timm_name(path: str | os.PathLike[str]) -> bool:
 
 
 def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
-    """All images at `path`: a folder (nested, flat or both), a list of files, or a file of tensors.
+    """All images at `path`: a folder (nested, flat or both), folders by a pattern, a list of files, a file of tensors.
 
     Raises CorpError, naming the config key, when there is nothing to read.
     """
@@ -111,6 +114,9 @@ def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
     try:
         if path.is_dir():
             return _read_folder(path, where)
+        if not path.exists() and (found := glob(str(path))):
+            fixed = next(parent for parent in path.parents if not has_magic(str(parent)))
+            return _read_folder(fixed, where, [folder for folder in sorted(found) if os.path.isdir(folder)])
         if not path.exists():
             raise CorpError(f"{where} does not exist; {KINDS}.")
         require_regular(path, where)
@@ -127,8 +133,11 @@ def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
 # --- folders --------------------------------------------------------------------------------------------------
 
 
-def _read_folder(path: Path, where: str) -> ImageSet:
-    """Links to folders are followed, each folder once; hidden files are passed over, and other kinds with a warning."""
+def _read_folder(path: Path, where: str, within: Sequence[str] = ()) -> ImageSet:
+    """All images in `path`, or those in the folders `within` it.
+
+    Links to folders are followed, each folder once; hidden files are passed over, and other kinds with a warning.
+    """
 
     def refuse(error: OSError) -> None:
         raise error
@@ -136,7 +145,8 @@ def _read_folder(path: Path, where: str) -> ImageSet:
     files: list[Path] = []
     others: Counter[str] = Counter()
     seen: set[str] = set()
-    for folder, folders, names in os.walk(path, onerror=refuse, followlinks=True):
+    walks = [os.walk(root, onerror=refuse, followlinks=True) for root in within or [str(path)]]
+    for folder, folders, names in chain.from_iterable(walks):
         real = os.path.realpath(folder)
         if real in seen:
             folders.clear()

@@ -72,6 +72,16 @@ def test_only_regular_files_are_opened(tmp_path: Path, name: str) -> None:
         read_images(tmp_path / "list.csv", "x")
 
 
+def test_a_pattern_stands_for_folders(tmp_path: Path) -> None:
+    for name in ("p/a/train/0.png", "p/b/train/x/1.png", "p/a/val/2.png", "p/train/3.png"):
+        picture(tmp_path / name)
+    found = read_images(tmp_path / "p" / "*" / "train", "x")
+    assert found.folders == ("a/train", "b/train/x")
+    assert found.source == str(tmp_path / "p")
+    with pytest.raises(CorpError, match=r"does not exist"):
+        read_images(tmp_path / "p" / "*" / "test", "x")
+
+
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     picture(tmp_path / "elsewhere" / "0.png")
     data = tmp_path / "data"
@@ -317,7 +327,7 @@ def test_columns_have_names_and_labels_may_be_missing(monkeypatch: pytest.Monkey
         CorpError, match=r"hfds/x has no column image, only img, fine; name one by calibration\.image_k"
     ):
         read()
-    with pytest.raises(CorpError, match=r"has no column coarse, only img, fine; name one by calibration\.label_key"):
+    with pytest.raises(CorpError, match=r"has no column coarse, only .*img, fine; name one by calibration\.label_key"):
         read(image_key="img", label_key="coarse")
 
 
