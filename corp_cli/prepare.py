@@ -55,7 +55,7 @@ def prepare(cfg: PruneConfig) -> Work:
     """The dense model on its device, the images, and the target. Raises CorpError for all that can be known now."""
     device = resolve_device(cfg.device)
     everything = calibration_images(cfg)
-    dense = dense_model(cfg.model, cfg.data)
+    dense = dense_model(cfg.model, cfg.data, cfg.seed)
     console.err().print(f"corp: images are seen at {describe(dense.spec.data)}", style="dim", markup=False)
     groups, skipped = check_supported(dense.blocks, cfg.sparsity)
     check_walk(dense, cfg)

@@ -28,7 +28,12 @@ class EvalTransform:
 
 
 def eval_transform(data: dict[str, Any]) -> EvalTransform:
-    """timm's evaluation transform for `data`, which is ModelSpec.data."""
+    """timm's evaluation transform for `data`, which is ModelSpec.data. Raises CorpError but for 1 or 3 channels."""
+    channels = data["input_size"][0]
+    if channels not in (1, 3):
+        raise CorpError(
+            f"The model takes {channels} channels, and corp reads images of 1 or 3; see model.args.in_chans."
+        )
     sized = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
     return EvalTransform(create_transform(**sized, is_training=False), "L" if sized["input_size"][0] == 1 else "RGB")
 

@@ -84,6 +84,7 @@ def most_merged(model: nn.Module) -> int:
     """How many tokens may be merged: of a model of plain blocks only, whose head reads nothing but leading tokens."""
     blocks = blocks_of(model)
     plain = all(type(model.get_submodule(b.name)) is TimmBlock and b.sizes.heads > 0 for b in blocks)
+    plain = plain and len(blocks) > 1  # the last merges none
     patches: Any = getattr(model.get_submodule("patch_embed"), "num_patches", None) if plain else None
     return int((1 - LEAST_TOKENS) * patches) if patches and read_tokens(model) > 0 else 0
 

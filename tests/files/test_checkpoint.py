@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -26,6 +27,7 @@ from corp_cli.files.checkpoint import load_pruned, pruned_model, write_checkpoin
 from corp_cli.files.manifest import FORMAT, read_manifest
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import load_dense
+from corp_cli.models.preprocess import eval_transform
 from corp_cli.models.spec import FORMAT_VERSION, Manifest
 from corp_cli.models.state_dict import read_state_dict
 from corp_cli.pipeline import prune
@@ -296,3 +298,23 @@ def test_weights_out_of_reach_say_what_to_do(monkeypatch: pytest.MonkeyPatch, tm
     for name in ("deit_tiny_patch16_224", "hf-hub:timm/deit_tiny_patch16_224.fb_in1k"):
         with pytest.raises(CorpError, match=r"model\.checkpoint=FILE.*HF_HOME"):
             load_dense(ModelConfig(name))
+
+
+def test_random_weights_follow_the_seed() -> None:
+    cfg = ModelConfig("vit_tiny_patch16_224", pretrained=False, args={"depth": 1, "img_size": 32})
+    state = torch.random.get_rng_state()
+    one, same, other = (load_dense(cfg, seed=seed)[0].get_parameter("blocks.0.mlp.fc1.weight") for seed in (3, 3, 4))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_models_for_other_channels() -> None:
+    small: dict[str, Any] = {"depth": 1, "img_size": 32}
+    _, grey = load_dense(ModelConfig("deit_tiny_patch16_224", pretrained=False, args={**small, "in_chans": 1}))
+    assert grey.data["input_size"] == [1, 32, 32]
+    assert grey.data["mean"] == [pytest.approx((0.485 + 0.456 + 0.406) / 3)]
+    assert eval_transform(grey.data)(Image.new("RGB", (40, 40))).shape == (1, 32, 32)
+    _, four = load_dense(ModelConfig("deit_tiny_patch16_224", pretrained=False, args={**small, "in_chans": 4}))
+    with pytest.raises(CorpError, match="takes 4 channels, and corp reads images of 1 or 3"):
+        eval_transform(four.data)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import yaml
 from hypothesis import given, settings
@@ -27,7 +28,7 @@ from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import skeleton
 from corp_cli.models.spec import ModelSpec
-from corp_cli.models.token_block import all_tokens
+from corp_cli.models.token_block import all_tokens, most_merged
 from corp_cli.pipeline import prune
 from corp_cli.report.schema import Report
 from corp_cli.sizes import latency
@@ -188,6 +189,12 @@ def test_the_last_block_updates_no_more_tokens_than_there_are(tmp_path: Path, to
 def test_tokens_are_counted() -> None:
     assert all_tokens(variants.build("vit")) == 5
     assert all_tokens(variants.build("gap_no_class_token")) == 0
+
+
+def test_a_model_of_one_block_merges_no_tokens() -> None:
+    one = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
+    assert most_merged(one) == 0
+    assert not merges_tokens(one, SparsityConfig(macs=0.3))
 
 
 def run(sparsity: SparsityConfig) -> PruneConfig:
