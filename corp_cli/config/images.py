@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, List, Optional
 
-from corp_cli.config.ranges import require_at_least, require_choice, require_fraction
+from corp_cli.config.ranges import MOST_BATCH, MOST_WORKERS, require_at_least, require_choice, require_fraction
 from corp_cli.errors import CorpError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
@@ -33,8 +33,8 @@ class DataConfig:
             require_choice("data.interpolation", self.interpolation, INTERPOLATIONS)
         if self.crop_mode is not None:
             require_choice("data.crop_mode", self.crop_mode, CROP_MODES)
-        if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
-            raise CorpError(f"data.crop_pct={self.crop_pct:g} is out of range; it must be above 0 and at most 1.")
+        if self.crop_pct is not None and not 0.1 <= self.crop_pct <= 1:
+            raise CorpError(f"data.crop_pct={self.crop_pct:g} is out of range; it must be from 0.1 to 1.")
         for key, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and not (values and all(0 <= value <= 1 for value in values)):
                 raise CorpError(f"data.{key}={values} is out of range; give values in [0, 1], one per channel.")
@@ -58,8 +58,8 @@ class CalibrationConfig:
     def __post_init__(self) -> None:
         require_fraction("calibration.max_bad", self.max_bad)
         require_at_least("calibration.num_images", self.num_images, 1)
-        require_at_least("calibration.batch_size", self.batch_size, 1)
-        require_at_least("calibration.num_workers", self.num_workers, 0)
+        require_at_least("calibration.batch_size", self.batch_size, 1, MOST_BATCH)
+        require_at_least("calibration.num_workers", self.num_workers, 0, MOST_WORKERS)
 
 
 @dataclass
@@ -81,6 +81,6 @@ class EvaluationConfig:
         if self.num_images is not None:
             require_at_least("evaluation.num_images", self.num_images, 1)
         require_fraction("evaluation.max_bad", self.max_bad)
-        require_at_least("evaluation.batch_size", self.batch_size, 1)
-        require_at_least("evaluation.num_workers", self.num_workers, 0)
+        require_at_least("evaluation.batch_size", self.batch_size, 1, MOST_BATCH)
+        require_at_least("evaluation.num_workers", self.num_workers, 0, MOST_WORKERS)
         require_at_least("evaluation.throughput_batches", self.throughput_batches, 0)

@@ -12,7 +12,14 @@ from typing import Any, Dict, List, Optional
 from corp_cli.config.export import DEFAULT_OPSET, FORMATS, ExportOptions, require_export
 from corp_cli.config.gate import LimitsConfig
 from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConfig
-from corp_cli.config.ranges import require_at_least, require_choice, require_fraction
+from corp_cli.config.ranges import (
+    MOST_BATCH,
+    MOST_SEED,
+    MOST_WEIGHT,
+    require_at_least,
+    require_choice,
+    require_fraction,
+)
 from corp_cli.errors import CorpError
 
 SIMPLE_RANKERS = ("activation", "magnitude", "random")
@@ -84,7 +91,7 @@ class SparsityConfig:
         require_at_least("sparsity.round_to", self.round_to, 1)
         require_at_least("sparsity.rounds", self.rounds, 1)
         require_at_least("sparsity.curve_images", self.curve_images, 1)
-        require_at_least("sparsity.latency_batch_size", self.latency_batch_size, 1)
+        require_at_least("sparsity.latency_batch_size", self.latency_batch_size, 1, MOST_BATCH)
         require_choice("sparsity.latency_dtype", self.latency_dtype, DTYPES)
 
     def groups(self) -> frozenset[str]:
@@ -148,8 +155,8 @@ class CompensationConfig:
     def __post_init__(self) -> None:
         for group, choices in COMPENSATIONS.items():
             require_choice(f"compensation.{group}", getattr(self, group), choices)
-        require_at_least("compensation.ridge_lambda", self.ridge_lambda, 0.0)
-        require_at_least("compensation.class_token_weight", self.class_token_weight, 0.0)
+        require_at_least("compensation.ridge_lambda", self.ridge_lambda, 0.0, MOST_WEIGHT)
+        require_at_least("compensation.class_token_weight", self.class_token_weight, 0.0, MOST_WEIGHT)
         for key in ("alpha", "beta", "token_floor"):
             require_fraction(f"compensation.{key}", getattr(self, key))
 
@@ -173,7 +180,7 @@ class PruneConfig:
     dry_run: bool = False  # of the command: say what would be done, and write nothing
 
     def __post_init__(self) -> None:
-        require_at_least("seed", self.seed, 0)
+        require_at_least("seed", self.seed, 0, MOST_SEED)
         if self.gate.min_speedup is not None and self.evaluation.throughput_batches == 0:
             raise CorpError(
                 "gate.min_speedup needs a timing, which evaluation.throughput_batches=0 leaves out; set it above 0."
@@ -215,7 +222,7 @@ class EvaluateConfig:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        require_at_least("seed", self.seed, 0)
+        require_at_least("seed", self.seed, 0, MOST_SEED)
         if self.checkpoint is None and not self.model.name:
             raise CorpError(
                 "Say what to evaluate: corp evaluate checkpoint=path/to/pruned.safetensors, model=deit_tiny for a "
@@ -245,7 +252,7 @@ class BenchConfig:
             if not getattr(self, key):
                 raise CorpError(f"{key}=[] is empty; give at least one.")
         for size in self.batch_sizes:
-            require_at_least("batch_sizes", size, 1)
+            require_at_least("batch_sizes", size, 1, MOST_BATCH)
         for dtype in self.dtypes:
             require_choice("dtypes", dtype, DTYPES)
         require_at_least("runs", self.runs, 1)
@@ -267,7 +274,7 @@ class ExportConfig:
     seed: int = 0  # of the choice of images, and of random ones
 
     def __post_init__(self) -> None:
-        require_at_least("seed", self.seed, 0)
+        require_at_least("seed", self.seed, 0, MOST_SEED)
         if (self.checkpoint is None) == (not self.model.name):
             raise CorpError(
                 "Say what to export: corp export checkpoint=path/to/pruned.safetensors, or model=deit_tiny for a "

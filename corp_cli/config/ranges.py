@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from corp_cli.errors import CorpError
 
+MOST = 10**9  # of a count
+MOST_WEIGHT = 10**6  # of a factor, such as a ridge
+MOST_BATCH = 2**16  # images in a batch
+MOST_WORKERS = 1024
+MOST_SEED = 2**63 - 1  # what a generator of torch and an integer of YAML readers take
+
 
 def require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise CorpError unless `value` is one of `choices`, naming the key and every choice."""
@@ -11,10 +17,12 @@ def require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
         raise CorpError(f"{key}={value} is not a choice; use one of {', '.join(choices)}.")
 
 
-def require_at_least(key: str, value: float, low: float) -> None:
-    """Raise CorpError unless `value` >= `low`."""
+def require_at_least(key: str, value: float, low: float, high: int = MOST) -> None:
+    """Raise CorpError unless `low` <= `value` <= `high`, which is there to catch slips and infinity."""
     if not value >= low:
         raise CorpError(f"{key}={value} is out of range; it must be at least {low:g}.")
+    if value > high:
+        raise CorpError(f"{key}={value} is out of range; it must be from {low:g} to {high}.")
 
 
 def require_fraction(key: str, value: float) -> None:
