@@ -9,6 +9,17 @@ from typing import Any
 
 from corp_cli.errors import CorpError
 
+MOST = 10**9
+MOST_OF = {
+    "batch_size": 2**16,
+    "batch_sizes": 2**16,
+    "latency_batch_size": 2**16,
+    "num_workers": 1024,
+    "ridge_lambda": 10**6,
+    "class_token_weight": 10**6,
+    "seed": 2**63 - 1,  # what a generator of torch takes
+}
+
 
 def require_choice(prefix: str, section: Any, **choices: tuple[str, ...]) -> None:
     """Raise CorpError unless every field named is one of its choices."""
@@ -19,11 +30,14 @@ def require_choice(prefix: str, section: Any, **choices: tuple[str, ...]) -> Non
 
 
 def require_at_least(prefix: str, section: Any, **lows: float) -> None:
-    """Raise CorpError unless every field named is at least its bound."""
+    """Raise CorpError unless every field named is at least its bound, and at most what makes sense."""
     for name, low in lows.items():
+        most = MOST_OF.get(name, MOST)
         for value in given(section, name):
             if not value >= low:
                 raise CorpError(f"{prefix}{name}={value} is out of range; it must be at least {low:g}.")
+            if value > most:
+                raise CorpError(f"{prefix}{name}={value} is out of range; it must be from {low:g} to {most}.")
 
 
 def require_fraction(prefix: str, section: Any, *names: str) -> None:

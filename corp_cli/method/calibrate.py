@@ -105,7 +105,7 @@ class Calibration:
             BlockStatistics(**{name: total.result() for name, total in sums.items()}) for sums in self.sums
         )
         for block, found in zip(self.blocks, statistics, strict=True):
-            _require_finite(block, found)
+            require_finite(block, found)
         return statistics
 
 
@@ -139,7 +139,8 @@ def calibrate(
     return calibration.result()
 
 
-def _require_finite(block: Block, statistics: BlockStatistics) -> None:
+def require_finite(block: Block, statistics: BlockStatistics) -> None:
+    """Raise CorpError where what was measured of `block` is not finite."""
     moments = [m for m in (statistics.hidden, statistics.head_output) if m is not None]
     tensors = [m.covariance for m in moments]
     if statistics.logits is not None:

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import RankerConfig
+from corp_cli.linalg.moments import Moments
 from corp_cli.linalg.obs import removal_order
 from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights
 from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
 from corp_cli.runtime import console
+
+CONSTANT = 1e-6  # of the mean: deviations below it are the rounding of float32
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,16 @@ def rank_block(
     for group in GROUPS:
         part = weights.mlp if group == "mlp" else weights.attn
         if group in groups and group not in block.refusals and part is not None:
-            found[group] = RANKERS[group][getattr(cfg, group)](part, statistics, args)
+            score = RANKERS[group][getattr(cfg, group)](part, statistics, args)
+            moments = {"mlp": statistics.hidden, "vo": statistics.head_output}.get(group)
+            found[group] = score if moments is None else constant_first(score, moments)
     return Scores(**found)
+
+
+def constant_first(score: Tensor, moments: Moments) -> Tensor:
+    """`score`, which is never negative, with -1 for channels that vary by rounding alone: the bias takes their mean."""
+    constant = moments.covariance.diagonal() <= (CONSTANT * moments.mean).square()
+    return score.masked_fill(constant.view_as(score).to(score.device), -1.0)
 
 
 def rank(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from corp_cli.config.prune import CompensationConfig, RankerConfig
 from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
 from corp_cli.linalg.ridge import refit
-from corp_cli.method.calibrate import RunningLogits, accumulation_device
+from corp_cli.method.calibrate import RunningLogits, accumulation_device, require_finite
 from corp_cli.method.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
 from corp_cli.method.keep import KeptAttention, keep
 from corp_cli.method.rank import RankerArgs, rank_block
@@ -86,12 +86,14 @@ def compensate_sequentially(
 
         if known is None and weights.attn is not None:
             statistics, targets = observe_attention(stream, dense, block, attention, cfg)
+            require_finite(block, statistics)
             scores = rank_block(weights, statistics, block, groups - {"mlp"}, ranker, args)
             kept = keep(scores, block, sizes[i]).attn
             attn = cut_logits(weights.attn, statistics, block, kept, cfg, errors)
             replace_attention(pruned, block, attn)
             cut = sublayers(pruned, block)[0]
             moments = joint_moments(stream, cut, observe_cut(stream, cut, targets))
+            require_finite(block, BlockStatistics(head_output=moments))
             replace_attention(pruned, block, refit_proj(attn, moments, kept, cfg, errors))
         else:
             advance_dense(stream, attention)
@@ -102,6 +104,7 @@ def compensate_sequentially(
 
         if known is None and weights.mlp is not None:
             moments = joint_moments(stream, mlp, observe(stream, mlp, cfg))
+            require_finite(block, BlockStatistics(hidden=moments))
             fc2, bias = refit(weights.mlp.fc2, moments, cfg.ridge_lambda)
             refitted = replace(weights.mlp, fc2=fc2, fc2_bias=bias)
             hidden = select_moments(moments, torch.arange(mlp.output.in_features, device=moments.mean.device))

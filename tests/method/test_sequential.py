@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
+from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, write_checkpoint
 from corp_cli.method.rank import RankerArgs
 from corp_cli.method.sequential import compensate_sequentially, inverse_gain
@@ -51,6 +52,14 @@ def test_streams_lead_from_images_to_the_logits_of_the_model(variant: str) -> No
                 stream = branch.added(stream, branch.branch(stream))
         torch.testing.assert_close(head(model, stream), logits(model, x), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(logits_from(model, tokens(model, x), blocks_of(model)), logits(model, x))
+
+
+def test_activations_that_overflow_are_named_by_their_block() -> None:
+    model, x = variants.build("vit_no_qkv_bias"), variants.images("vit_no_qkv_bias")
+    with torch.no_grad():
+        model.get_submodule("blocks.1.mlp.fc1").weight.mul_(1e25)
+    with pytest.raises(CorpError, match=r"Activations of blocks\.1 are NaN or infinite"):
+        repair(model, x, SparsityConfig(joint=0.5), config())
 
 
 @PATHS
