@@ -17,7 +17,7 @@ from tests.faults.undisturbed import KINDS, RESUME, require_same, stopped, undis
 RUNS = ("uniform", "sequential", "budget", "cache", "export", "sweep", "resume sequential", "resume budget")
 
 
-WHOLE = ("uniform", "sequential", "cache", "resume sequential")
+WHOLE = ("uniform", "cache", "resume sequential")
 FEW = ("kill half", "no space half", "quota")  # of the others, where files are filled
 
 

@@ -34,7 +34,7 @@ BATCHES = {  # of every reader
     "curves": 4,
     "config.json": 4,
     "preprocessor_config.json": 4,
-    "overrides": 2,
+    "overrides": 1,
 }
 SLOW = {"overrides": 100}  # inputs in a batch
 
