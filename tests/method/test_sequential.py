@@ -57,7 +57,7 @@ def test_streams_lead_from_images_to_the_logits_of_the_model(variant: str) -> No
 def test_activations_that_overflow_are_named_by_their_block() -> None:
     model, x = variants.build("vit_no_qkv_bias"), variants.images("vit_no_qkv_bias")
     with torch.no_grad():
-        model.get_submodule("blocks.1.mlp.fc1").weight.mul_(1e25)
+        model.get_parameter("blocks.1.mlp.fc1.weight").mul_(1e25)
     with pytest.raises(CorpError, match=r"Activations of blocks\.1 are NaN or infinite"):
         repair(model, x, SparsityConfig(joint=0.5), config())
 
