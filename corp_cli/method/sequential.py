@@ -103,7 +103,7 @@ def compensate_sequentially(
             advance_pruned(stream, sublayers(pruned, block)[0])
 
         if known is None and weights.mlp is not None:
-            moments = joint_moments(stream, mlp, observe(stream, mlp, cfg))
+            moments = observe_mlp(stream, mlp, cfg)
             require_finite(block, BlockStatistics(hidden=moments))
             fc2, bias = refit(weights.mlp.fc2, moments, cfg.ridge_lambda)
             refitted = replace(weights.mlp, fc2=fc2, fc2_bias=bias)
@@ -181,6 +181,11 @@ def observe_attention(
             outputs.add(seen.inputs.flatten(0, -2), seen.weights.flatten())
             targets.append(seen.target.cpu())
     return BlockStatistics(logits=None if logits is None else logits.result(), head_output=outputs.result()), targets
+
+
+def observe_mlp(stream: Stream, branch: Sublayer, cfg: CompensationConfig) -> Moments:
+    """Moments of the hidden channels of the dense MLP on x̂ and of what fc2 should give, side by side."""
+    return joint_moments(stream, branch, observe(stream, branch, cfg))
 
 
 def observe_cut(stream: Stream, cut: Sublayer, targets: list[Tensor]) -> Iterator[Seen]:
