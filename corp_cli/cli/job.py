@@ -17,6 +17,7 @@ from corp_cli.cli.compose import typed
 from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError, GateError
 from corp_cli.files.owned import is_own
+from corp_cli.runtime import console
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def carry_out(task: Task, cfg: DictConfig) -> Job:
     where = f"job {number} ({overrides}): " if task.multirun else ""
     job = Job(number, overrides, Path(here.runtime.output_dir), where, dry=prunes and cfg.dry_run)
     if task.multirun:
-        print(f"corp: {where}{'' if job.dry else job.output_dir}".rstrip(), flush=True)
+        console.out().print(f"corp: {where}{'' if job.dry else job.output_dir}".rstrip(), markup=False)
     began = Path(here.runtime.cwd)
     try:
         with contextlib.ExitStack() as around:

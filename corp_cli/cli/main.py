@@ -47,20 +47,49 @@ Shell completion: eval "$(corp -sc install=bash)", the same with zsh, or corp -s
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `corp <argv>` → its exit code: 0, 1 for a bug, 2 for a mistake in the input, 3 for a result that is worse
     than `gate.*` allows, 130 for Ctrl-C."""
+    usable_streams()
     try:
         code = dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as stop:
-        print(f"corp: interrupted{f'; {stop}' if stop.args else '.'}", file=sys.stderr)
+        say(f"interrupted{f'; {stop}' if stop.args else '.'}")
         return 130
-    except BrokenPipeError:
-        # The reader (head, less) has left. Without this, Python would complain again when it flushes at exit.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError:  # the reader (head, less) has left
+        return unprinted()
+    except OSError as error:
+        return unprinted(error) if error.errno in FULL and error.filename is None else report(error)
     except Exception as error:
         return report(error)
+
+
+def usable_streams() -> None:
+    """Let nothing that is printed end a run: closed streams lead nowhere, and what they cannot encode is escaped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        with contextlib.suppress(AttributeError):  # a stream that has been put in place of the real one
+            getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
+def unprinted(error: OSError | None = None) -> int:
+    """Give up on stdout, which was to hold the result → the exit code."""
+    from corp_cli.runtime.console import give_up
+
+    give_up(sys.stdout)
+    if error is not None:
+        say(f"cannot write to stdout: {error.strerror}.")
+    return 1
+
+
+def say(message: str) -> None:
+    """One line on stderr, if that is possible."""
+    from corp_cli.runtime.console import give_up, printable
+
+    try:
+        print(f"corp: {printable(message)}", file=sys.stderr, flush=True)
+    except OSError:
+        give_up(sys.stderr)
 
 
 def dispatch(argv: list[str]) -> int:
@@ -101,9 +130,9 @@ def report(error: BaseException, where: str = "", hint: str = "") -> int:
     if not known:
         advice = "set CORP_DEBUG=1 to see the traceback, and please report it"
         message = f"unexpected error: {type(error).__name__}: {message}; {advice}"
-    print(f"corp: {where}{message}", file=sys.stderr)
+    say(f"{where}{message}")
     if hint:
-        print(f"corp: {hint}", file=sys.stderr)
+        say(hint)
     return 1 if not known else 2 if isinstance(error, CorpError) else 3
 
 
@@ -116,7 +145,9 @@ def run_command(command: str, args: Sequence[str]) -> int:
     from corp_cli.cli import hydra_app, saved
     from corp_cli.cli.messages import plain_errors
     from corp_cli.files.locks import sole_writer
+    from corp_cli.runtime import console
 
+    console.lost()
     if command == "check":
         args = hydra_app.spelled_out(args)
     if command == "prune":
@@ -149,6 +180,9 @@ def run_command(command: str, args: Sequence[str]) -> int:
     finally:
         for folder in [job.output_dir for job in jobs if job.unused] if jobs else [ground.folder]:
             hydra_app.remove_unused(folder, ground)
+    if console.lost() and not ground.writes:
+        say("stdout, which was to hold the result, could not be written.")
+        return 1
     return min((report(job.error, job.where, job.hint) for job in jobs if job.error is not None), default=0)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import time
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 
 T = TypeVar("T")
 PLAIN_SECONDS = 30.0  # between two lines of progress where there is no terminal
@@ -19,14 +23,55 @@ _collected: ContextVar[list[str] | None] = ContextVar("warnings of the run", def
 _log = logging.getLogger(__name__)
 
 
+def printable(text: str) -> str:
+    """`text` without control characters other than newlines: names in files must not steer the terminal."""
+    return "".join(letter for letter in text if letter == "\n" or unicodedata.category(letter) != "Cc")
+
+
+def give_up(stream: IO[str]) -> None:
+    """Send to nowhere what `stream` still holds and gets: else Python would complain again when it flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+class Screen(Console):
+    """A console that prints no control characters of others, and outlives a reader that leaves and a full disk."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Segments of `renderable`, in which only rich itself steers the terminal."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Print, if that is possible: a run whose last line is lost is still done."""
+        try:
+            super().print(*objects, **how)
+        except (OSError, SystemExit):  # rich makes a SystemExit of a broken pipe
+            give_up(self.file)
+            if not self.stderr:
+                _lost.append("stdout")
+
+
+_lost: list[str] = []
+
+
+def lost() -> bool:
+    """Whether something could not be written to stdout since this was last asked."""
+    found = bool(_lost)
+    _lost.clear()
+    return found
+
+
 def out() -> Console:
     """Results; a new one each time so that redirected streams are respected."""
-    return Console(highlight=False, soft_wrap=True)
+    return Screen(highlight=False, soft_wrap=True)
 
 
 def err() -> Console:
     """Progress and warnings."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Screen(stderr=True, highlight=False, soft_wrap=True)
 
 
 def readable(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -246,6 +247,7 @@ def test_error_in_the_process_of_a_launcher_reaches_hydra(
 ) -> None:
     fail_with(monkeypatch, CorpError("no images."))
     pids = iter(range(100))
+    monkeypatch.setattr("corp_cli.files.locks.sole_writer", lambda folder: contextlib.nullcontext())  # asks for it too
     monkeypatch.setattr("corp_cli.cli.main.os.getpid", lambda: next(pids))
     assert main(["prune"]) == 2
     assert capsys.readouterr().err.endswith("corp: no images.\n")
