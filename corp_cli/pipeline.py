@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from corp_cli.config.images import EvaluationConfig
+from corp_cli.config.images import CalibrationConfig, EvaluationConfig
 from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import require_packages
 from corp_cli.export.write import export, export_formats, make_manifest
 from corp_cli.files.cache.cache import Cache, cached_blocks, cached_curves, cached_statistics, opened
-from corp_cli.files.output import require_room, size_in_bytes, write_whole
+from corp_cli.files.output import PLAN, clear_results, require_room, size_in_bytes, write_whole
 from corp_cli.measure.judge import Findings, judge
 from corp_cli.method.calibrate import calibrate, require_tokens
 from corp_cli.method.compensate import Errors, compensate
@@ -30,9 +30,9 @@ from corp_cli.prepare import (
     Work,
     calibration_batches,
     curve_batches,
-    evaluation_batches,
     first_batch,
     prepare,
+    tracked_batches,
     warn_near_chance,
 )
 from corp_cli.report.report import make_report, write_report
@@ -41,7 +41,7 @@ from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches
 from corp_cli.sizes.curves import Curve, damage_curves
 from corp_cli.sizes.plan import MeasureCurves, SizePlan, choose_sizes
-from corp_cli.sizes.plan_file import PLAN, plan_text
+from corp_cli.sizes.plan_file import plan_text
 
 UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")
 
@@ -73,7 +73,8 @@ def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None, cache
         require_tokens(blocks, statistics, images.calibrated.good, cfg.compensation)
     with watch("rank"):
         args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda)
-        scores = rank(dense, blocks, statistics, work.groups, cfg.ranker, args)
+        asked = work.target.sizes if isinstance(work.target, SizePlan) else None
+        scores = rank(dense, blocks, statistics, work.groups, cfg.ranker, args, asked)
     with watch("plan"):
         plan = choose_sizes(work.target, cfg.sparsity.rounds, curves_of(work, cfg, statistics, scores, cache))
         kept = tuple(keep(*each) for each in zip(scores, blocks, plan.sizes, strict=True))
@@ -101,7 +102,10 @@ def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None, cache
 
 
 def prepare_run(cfg: PruneConfig, folder: Path | None) -> Work:
-    """What the run works on. Raises CorpError for all that can be known before long work, room for files included."""
+    """What the run works on. Raises CorpError for all that can be known before long work, room for files included.
+
+    From here on `folder` holds no results of an earlier run.
+    """
     if cfg.dry_run:
         raise CorpError(
             "dry_run=true is for the command corp prune; from Python, see corp_cli.commands.dry_run.foresee."
@@ -110,19 +114,19 @@ def prepare_run(cfg: PruneConfig, folder: Path | None) -> Work:
     work = prepare(cfg)
     if folder:
         require_room(folder, size_in_bytes(work.dense.model))
+        clear_results(folder)
     return work
 
 
 def measure_statistics(work: Work, cfg: PruneConfig) -> Statistics:
     """Statistics of every block on the calibration images."""
     dense = work.dense
-    return halving_batches(
-        lambda c: calibrate(
-            dense.model, dense.blocks, calibration_batches(work.images, dense, c, cfg.seed), work.groups, dense.device
-        ),
-        cfg.calibration,
-        "calibration",
-    )
+
+    def measure(c: CalibrationConfig) -> Statistics:
+        batches = calibration_batches(work.images, dense, c, cfg.seed)
+        return calibrate(dense.model, dense.blocks, batches, work.groups)
+
+    return halving_batches(measure, cfg.calibration, "calibration")
 
 
 def curves_of(
@@ -172,7 +176,6 @@ def compensate_along_the_stream(work: Work, cfg: PruneConfig, plan: SizePlan, ca
             cfg.ranker,
             cfg.compensation,
             RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda),
-            dense.device,
             cached_blocks(cache, parts),
         ),
         cfg.calibration,
@@ -184,6 +187,7 @@ def examine(models: dict[str, nn.Module], work: Work, cfg: EvaluationConfig) -> 
     """(what is found of the models on the evaluation images, the batch that they were timed on)."""
     dense, images = work.dense, work.images
     probe = first_batch(images.evaluation, cfg.batch_size, dense.spec, dense.device)
-    found = judge(models, evaluation_batches(images, dense, cfg), probe, cfg.throughput_batches)
+    batches = tracked_batches(images.evaluation, cfg, dense.spec, dense.device, images.evaluated)
+    found = judge(models, batches, probe, cfg.throughput_batches)
     warn_near_chance(found.evaluations["dense"].top1, found.labelled_images, dense.spec.args["num_classes"])
     return found, probe

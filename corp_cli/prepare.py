@@ -55,7 +55,7 @@ def prepare(cfg: PruneConfig) -> Work:
     """The dense model on its device, the images, and the target. Raises CorpError for all that can be known now."""
     device = resolve_device(cfg.device)
     everything = calibration_images(cfg)
-    dense = dense_model(cfg.model, cfg.data)
+    dense = dense_model(cfg.model, cfg.data, cfg.seed)
     console.err().print(f"corp: images are seen at {describe(dense.spec.data)}", style="dim", markup=False)
     groups, skipped = check_supported(dense.blocks, cfg.sparsity)
     check_walk(dense, cfg)
@@ -129,7 +129,7 @@ def intake_of(images: ImageSet, cfg: CalibrationConfig | EvaluationConfig, group
 def find_images(cfg: CalibrationConfig | EvaluationConfig, path: str, key: str, limit: int | None) -> ImageSet:
     """The images at `path`, or those of the timm dataset of that name; of a stream at most the first `limit`."""
     if is_timm_name(path):
-        return read_dataset(path, cfg.root, cfg.split, key, limit)
+        return read_dataset(path, cfg.root, cfg.split, key, limit, cfg.image_key, cfg.label_key)
     return read_images(path, key)
 
 
@@ -212,11 +212,6 @@ def curve_batches(
         yield pixels.to(dense.device)
     if intake.good == 0:
         raise CorpError(f"None of the {len(few)} images for damage curves can be read; raise sparsity.curve_images.")
-
-
-def evaluation_batches(images: Images, dense: LoadedModel, cfg: EvaluationConfig) -> Iterator[tuple[Tensor, Tensor]]:
-    """Preprocessed evaluation images and their labels, with a progress bar."""
-    return tracked_batches(images.evaluation, cfg, dense.spec, dense.device, images.evaluated)
 
 
 def tracked_batches(

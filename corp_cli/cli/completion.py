@@ -52,20 +52,9 @@ UNINSTALL = {
 FLAGS = ("--help", "--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--hydra-help")
 OWN_FLAGS = {"check": ("--against",), "prune": ("--dry-run",)}
 PATH_KEYS = (
-    "calibration.path",
-    "calibration.root",
-    "calibration.cache",
-    "evaluation.path",
-    "evaluation.root",
-    "evaluation.labels",
-    "evaluation.class_map",
-    "model.checkpoint",
-    "sparsity.plan",
-    "checkpoint",
-    "report",
-    "against",
-    "junit",
-    "markdown",
+    *(f"calibration.{key}" for key in ("path", "root", "cache")),
+    *(f"evaluation.{key}" for key in ("path", "root", "labels", "class_map")),
+    *("model.checkpoint", "sparsity.plan", "checkpoint", "report", "against", "junit", "markdown"),
 )
 VALUES = {
     **{f"ranker.{group}": choices for group, choices in RANKERS.items()},

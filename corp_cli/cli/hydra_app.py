@@ -35,6 +35,7 @@ class Ground:
 
     multirun: bool
     folder: Path  # of the run, or of all jobs
+    writes: bool  # results, or nothing but what it prints
     existing: Path  # the innermost folder above it, or itself, that was there
     entries: frozenset[Path]  # of `folder`
     own: frozenset[str]  # what Hydra and corp put in a folder besides results
@@ -113,7 +114,7 @@ def check(command: str, flags: Namespace, loader: ConfigLoader) -> Ground:
         if flags.package != "_global_" and OmegaConf.select(shown, flags.package) is None:
             raise CorpError(f"There is nothing to show at --package {flags.package}.")
     if flags.hydra_help or flags.cfg or flags.info:
-        return survey(Path.cwd(), False, "")
+        return survey(Path.cwd(), False, False, "")
     with plain_errors(command, flags.overrides, loader), warnings.catch_warnings():
         warnings.filterwarnings("error", "provider=.* is not available", UserWarning)
         master = loader.load_configuration(name, flags.overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
@@ -125,19 +126,15 @@ def check(command: str, flags: Namespace, loader: ConfigLoader) -> Ground:
             config, key = master, "hydra.sweep.dir"
         else:
             config, key = loader.load_configuration(name, flags.overrides, RunMode.RUN), "hydra.run.dir"
-            check_job(command, config)
+            typed(task_part(config), COMMANDS[command].schema)
         HydraConfig.instance().set_config(config)
         folder = Path(OmegaConf.select(config, key)).absolute()
         log = f"{config.hydra.job.name}.log"
-    if COMMANDS[command].writes_folder:
+    writes = COMMANDS[command].writes_folder and not config.get("dry_run")
+    if writes:
         require_room(folder, key=key)
     flags.overrides.append(f"{key}={quoted(str(folder))}")  # a name made of the time would be another one later
-    return survey(folder, multirun, log)
-
-
-def check_job(command: str, cfg: DictConfig) -> None:
-    """Raise CorpError unless every value of the composed `cfg` is in range."""
-    typed(task_part(cfg), COMMANDS[command].schema)
+    return survey(folder, writes, multirun, log)
 
 
 def check_sweep(command: str, master: DictConfig, loader: ConfigLoader) -> None:
@@ -146,7 +143,7 @@ def check_sweep(command: str, master: DictConfig, loader: ConfigLoader) -> None:
     for number, overrides in enumerate(sweep_jobs(master, loader)):
         with plain_errors(command, overrides, loader):
             job = loader.load_sweep_config(master, overrides)
-            check_job(command, job)
+            typed(task_part(job), COMMANDS[command].schema)
             with read_write(job), open_dict(job):
                 job.hydra.job.num = job.hydra.job.id = number  # as the launcher will
             HydraConfig.instance().set_config(job)
@@ -159,12 +156,12 @@ def check_sweep(command: str, master: DictConfig, loader: ConfigLoader) -> None:
             )
 
 
-def survey(folder: Path, multirun: bool, log: str) -> Ground:
+def survey(folder: Path, writes: bool, multirun: bool, log: str) -> Ground:
     """What is where a command line writes."""
     existing = next(part for part in (folder, *folder.parents) if part.exists())
     entries = frozenset(folder.iterdir()) if folder.is_dir() else frozenset()
     saved = (".hydra", *(f".hydra/{name}" for name in ("config.yaml", "hydra.yaml", "overrides.yaml", "resume.json")))
-    return Ground(multirun, folder, existing, entries, frozenset({*saved, "multirun.yaml", log}))
+    return Ground(multirun, folder, writes, existing, entries, frozenset({*saved, "multirun.yaml", log}))
 
 
 def remove_unused(output_dir: Path, ground: Ground) -> None:

@@ -70,7 +70,7 @@ def carry_out(task: Task, cfg: DictConfig) -> Job:
     job = Job(number, overrides, Path(here.runtime.output_dir), where, dry=prunes and cfg.dry_run)
     if task.multirun:
         print(f"corp: {where}{'' if job.dry else job.output_dir}".rstrip(), flush=True)
-    command, began = COMMANDS[task.command], Path(here.runtime.cwd)
+    began = Path(here.runtime.cwd)
     try:
         with contextlib.ExitStack() as around:
             around.enter_context(log.recorded(task.command, overrides, job.output_dir))
@@ -78,7 +78,8 @@ def carry_out(task: Task, cfg: DictConfig) -> Job:
                 began = around.enter_context(saved.recorded(job.output_dir, cfg, began, task.resumed))
             around.enter_context(working_in(began))
             shared = [task.shared] if task.shared is not None and is_own(task.shared) else []
-            import_module(command.module).run(typed(cfg, command.schema), job.output_dir, *shared)
+            module = import_module(f"corp_cli.commands.{task.command}")
+            module.run(typed(cfg, COMMANDS[task.command].schema), job.output_dir, *shared)
     except (Exception, KeyboardInterrupt) as error:
         return replace(job, error=error)
     return job

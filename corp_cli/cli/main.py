@@ -115,6 +115,7 @@ def run_command(command: str, args: Sequence[str]) -> int:
     """Run `corp <command> <args>` as a Hydra app, after checking the config of every job → the exit code."""
     from corp_cli.cli import hydra_app, saved
     from corp_cli.cli.messages import plain_errors
+    from corp_cli.files.locks import sole_writer
 
     if command == "check":
         args = hydra_app.spelled_out(args)
@@ -134,7 +135,8 @@ def run_command(command: str, args: Sequence[str]) -> int:
     ground = hydra_app.check(command, flags, loader)
     jobs: list[Job] = []
     try:
-        with hydra_app.command_line(flags), plain_errors(command, flags.overrides, loader):
+        alone = sole_writer(ground.folder) if ground.writes else contextlib.nullcontext()
+        with alone, hydra_app.command_line(flags), plain_errors(command, flags.overrides, loader):
             run_jobs(command, ground, resumed is not None, jobs)
     except SystemExit as stop:  # after --hydra-help
         return int(stop.code or 0)

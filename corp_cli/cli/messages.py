@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, Iterable, Iterator, Sequence
 
@@ -59,7 +59,10 @@ def explain(error: Exception, command: str, overrides: Sequence[str], loader: Co
     if "does not support sweep type" in message:
         return "-m takes lists and ranges only, as in sparsity.joint=0.25,0.5 or seed=range(3)."
     if named := re.match(r"In '(.+?)': \w+ raised while composing config:\n(.+)\n\s+full_key: (.+)", message):
-        return _wrong_in_file(f"{named[1].removesuffix(LAID_OVER)}.yaml", named[3], named[2], command)
+        file, problem, key = named[1].removesuffix(LAID_OVER), named[2], named[3]
+        if not problem.startswith("Key "):
+            return f"{file}.yaml sets {key} wrongly: {problem}."
+        return f"{file}.yaml sets {key}, which is no key of corp {command}{close_match(key, keys_of(command)) or '.'}"
     if named := re.match(r"provider=hydra.searchpath.*, path=(.*) is not available", message):
         return f"hydra.searchpath names {named[1]}, which is not a folder of configs."
     return _in_short(error)
@@ -73,15 +76,12 @@ def close_match(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 def keys_of(command: str) -> list[str]:
     """Every key that `corp <command>` takes, dotted, in the order of the schema."""
-    return list(_dotted(COMMANDS[command].schema))
-
-
-def _dotted(schema: Any, prefix: str = "") -> Iterator[str]:
-    for item in fields(schema):
-        if item.default_factory is not MISSING and is_dataclass(item.default_factory):
-            yield from _dotted(item.default_factory, f"{prefix}{item.name}.")
-        else:
-            yield f"{prefix}{item.name}"
+    keys = []
+    for item in fields(COMMANDS[command].schema):
+        section: Any = item.default_factory
+        within = [f".{key.name}" for key in fields(section)] if is_dataclass(section) else [""]
+        keys += [f"{item.name}{key}" for key in within]
+    return keys
 
 
 def _choices_made(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -99,12 +99,10 @@ def _unreadable(override: str, command: str) -> str:
     key, equals, value = override.partition("=")
     if equals and key.strip():
         return f"{override} cannot be read; quote the value: '{key}=\"{value}\"'."
-    hint = (
-        f"; write checkpoint={override}"
-        if command in ("info", "bench", "export")
-        else close_match(override, keys_of(command))
-    )
-    return f"'{override}' is not of the form key=value{hint or f'; see corp {command} --help'}"
+    hint = close_match(override, keys_of(command)) or f"; see corp {command} --help"
+    if command in ("info", "bench", "export"):
+        hint = f"; write checkpoint={override}"
+    return f"'{override}' is not of the form key=value{hint}"
 
 
 def _missing_config(error: MissingConfigException, loader: ConfigLoader) -> str:
@@ -144,12 +142,6 @@ def _unknown_key(key: str, overrides: Sequence[str], command: str, loader: Confi
     siblings = [known for known in keys if parent and known.startswith(f"{parent}.")]
     near = close_match(key, siblings or [*groups, *keys], cutoff=0.75 if siblings else 0.6)
     return unknown + (near or f"; use one of {', '.join(siblings or keys)}.")
-
-
-def _wrong_in_file(file: str, key: str, problem: str, command: str) -> str:
-    if problem.startswith("Key "):
-        return f"{file} sets {key}, which is no key of corp {command}{close_match(key, keys_of(command)) or '.'}"
-    return f"{file} sets {key} wrongly: {problem}."
 
 
 def _refused_value(override: str, cause: BaseException | None, command: str, loader: ConfigLoader) -> str:

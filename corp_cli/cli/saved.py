@@ -52,9 +52,6 @@ def hint(output_dir: Path) -> str:
     return f"go on with: corp prune resume={shlex.quote(str(output_dir))}" if possible else ""
 
 
-# --- reading ---------------------------------------------------------------------------------------------------
-
-
 def resume(flags: Namespace) -> Path | None:
     """The config of the run in the folder that resume=FOLDER names, with `flags` set to go on there; None without one.
 
@@ -136,9 +133,6 @@ def lay_over(command: str, path: Path, flags: Namespace, loader: ConfigLoader) -
     values = OmegaConf.to_container(content, resolve=False)
     assert isinstance(values, dict)
     ConfigStore.instance().store(flags.config_name, {"defaults": [command, "_self_"], **values})
-
-
-# --- writing ---------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

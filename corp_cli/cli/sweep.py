@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,13 @@ from corp_cli.files.output import write_whole
 from corp_cli.runtime import console
 
 SUMMARY = "summary.csv"
+FIGURES = {  # of the table: heading → the field of Row, and how it is shown
+    "parameters": ("parameters", "{:,}"),
+    "MACs": ("macs", "{:,}"),
+    "top-1": ("top1", "{:.1f}%"),
+    "KL": ("kl", "{:.3f}"),
+    "images/s": ("images_per_second", "{:.0f}"),
+}
 CACHE = ".shared"  # of the jobs, in the folder of the multirun while it lasts
 
 
@@ -42,26 +49,17 @@ def row(job: Job, sweep_dir: Path) -> Row:
     if job.failed:
         return Row(job.number, job.overrides, "failed", error=job.said)
     status = "worse" if job.error is not None else "ok"
-    path = job.output_dir / "report.json"
-    report: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     folder = os.path.relpath(job.output_dir, sweep_dir)
-    if not report:
-        return Row(job.number, job.overrides, status, folder=folder, error=job.said)
-    size, found, speed = report["size"]["pruned"], report["evaluation"]["pruned"], report["throughput"]
-    return Row(
-        job.number,
-        job.overrides,
-        status,
-        size["parameters"],
-        size["macs"],
-        found["top1"],
-        found["agreement"],
-        found["kl"],
-        speed and speed["images_per_second"]["pruned"],
-        speed and speed["speedup"],
-        folder,
-        job.said,
-    )
+    line = Row(job.number, job.overrides, status, folder=folder, error=job.said)
+    path = job.output_dir / "report.json"
+    if not path.is_file():
+        return line
+    report: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    pruned, speed = report["size"]["pruned"] | report["evaluation"]["pruned"], report["throughput"]
+    figures = {name: pruned[name] for name in ("parameters", "macs", "top1", "agreement", "kl")}
+    if speed:
+        figures |= {"images_per_second": speed["images_per_second"]["pruned"], "speedup": speed["speedup"]}
+    return replace(line, **figures)
 
 
 def write_summary(rows: list[Row], folder: Path) -> None:
@@ -78,20 +76,13 @@ def write_summary(rows: list[Row], folder: Path) -> None:
 def table(rows: list[Row]) -> Table:
     """The figures to compare jobs by."""
     found = Table()
-    for column in ("job", "overrides", "parameters", "MACs", "top-1", "KL", "images/s"):
+    for column in ("job", "overrides", *FIGURES):
         found.add_column(column, justify="left" if column == "overrides" else "right", overflow="fold")
     for line in rows:
-        if line.status == "failed":
-            found.add_row(str(line.job), line.overrides, "failed")
-            continue
-        figures = (
-            (line.parameters, "{:,}"),
-            (line.macs, "{:,}"),
-            (line.top1, "{:.1f}%"),
-            (line.kl, "{:.3f}"),
-            (line.images_per_second, "{:.0f}"),
-        )
-        cells = ("-" if figure is None else form.format(figure) for figure, form in figures)
+        cells = ["failed"]
+        if line.status != "failed":
+            figures = [(getattr(line, name), form) for name, form in FIGURES.values()]
+            cells = ["-" if figure is None else form.format(figure) for figure, form in figures]
         found.add_row(str(line.job), line.overrides, *cells)
     return found
 

@@ -1,4 +1,4 @@
-"""The commands of corp: what each does, what it can be told, and where its work is. Imports no torch."""
+"""The commands of corp: what each does and what it can be told. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,51 +11,23 @@ from corp_cli.config.prune import BenchConfig, DoctorConfig, EvaluateConfig, Exp
 
 @dataclass(frozen=True)
 class Command:
-    """One command; the module has `run(cfg, folder)`, `cfg` of the schema. That of prune may get a cache as well."""
+    """One command; `corp_cli.commands.NAME` has its `run(cfg, folder)`, `cfg` of the schema."""
 
     does: str
     schema: Any
-    module: str
     writes_folder: bool = True
 
 
 COMMANDS = {
-    "prune": Command(
-        "prune a vision transformer in one shot, from a folder of unlabelled images",
-        PruneConfig,
-        "corp_cli.commands.prune",
-    ),
-    "evaluate": Command(
-        "measure the accuracy of a checkpoint, and how close it is to its dense model",
-        EvaluateConfig,
-        "corp_cli.commands.evaluate",
-    ),
-    "bench": Command(
-        "time a pruned checkpoint against its dense model on this machine",
-        BenchConfig,
-        "corp_cli.commands.bench",
-    ),
+    "prune": Command("prune a vision transformer in one shot, from a folder of unlabelled images", PruneConfig),
+    "evaluate": Command("measure the accuracy of a checkpoint, and how close it is to its dense model", EvaluateConfig),
+    "bench": Command("time a pruned checkpoint against its dense model on this machine", BenchConfig),
     "export": Command(
-        "write a checkpoint as ONNX, torch.export or TorchScript, and compare it with the model",
-        ExportConfig,
-        "corp_cli.commands.export",
+        "write a checkpoint as ONNX, torch.export or TorchScript, and compare it with the model", ExportConfig
     ),
-    "check": Command(
-        "compare a report with a baseline, and fail where it is worse",
-        CheckConfig,
-        "corp_cli.commands.check",
-        writes_folder=False,
-    ),
-    "info": Command(
-        "describe a pruned checkpoint",
-        InfoConfig,
-        "corp_cli.commands.info",
-        writes_folder=False,
-    ),
+    "check": Command("compare a report with a baseline, and fail where it is worse", CheckConfig, writes_folder=False),
+    "info": Command("describe a pruned checkpoint", InfoConfig, writes_folder=False),
     "doctor": Command(
-        "look whether corp can work on this machine, and say what to do where not",
-        DoctorConfig,
-        "corp_cli.commands.doctor",
-        writes_folder=False,
+        "look whether corp can work on this machine, and say what to do where not", DoctorConfig, writes_folder=False
     ),
 }

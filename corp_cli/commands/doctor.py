@@ -49,7 +49,9 @@ class Check:
     advice: str = ""
 
 
-# --- versions -------------------------------------------------------------------------------------------------
+def graded(name: str, found: str, advice: str, worst: str = "note") -> Check:
+    """What is ok unless there is something to advise."""
+    return Check(name, worst if advice else "ok", found, advice)
 
 
 def check_versions() -> Iterator[Check]:
@@ -58,14 +60,11 @@ def check_versions() -> Iterator[Check]:
     try:
         about = metadata.metadata(DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        yield Check(
-            "versions", "note", "corp is not installed as a package, so its ranges are not known", "pip install ."
-        )
+        yield graded("versions", "corp is not installed as a package, so its ranges are not known", "pip install .")
         return
     python, wanted = platform.python_version(), SpecifierSet(about["Requires-Python"] or "")
-    fits = wanted.contains(python, prereleases=True)
-    advice = "" if fits else "make a new environment with a Python of that range"
-    yield Check("Python", "ok" if fits else "problem", f"{python} (needs {wanted})", advice)
+    advice = "" if wanted.contains(python, prereleases=True) else "make a new environment with a Python of that range"
+    yield graded("Python", f"{python} (needs {wanted})", advice, "problem")
     needed = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or []]
     for one in needed:
         if one.marker is None or one.marker.evaluate({"extra": ""}):
@@ -82,21 +81,19 @@ def check_package(needed: Requirement, worst: str) -> Check:
     found = version_of(needed.name)
     if found is None:
         return Check(needed.name, worst, "is not installed", install)
-    if not needed.specifier.contains(found, prereleases=True):
-        return Check(needed.name, worst, f"{found} (needs {needed.specifier})", install)
-    return Check(needed.name, "ok", f"{found} (needs {needed.specifier})" if needed.specifier else found)
+    advice = "" if needed.specifier.contains(found, prereleases=True) else install
+    return graded(needed.name, f"{found} (needs {needed.specifier})" if needed.specifier else found, advice, worst)
 
 
 def check_extra(extra: str, needed: list[Requirement]) -> Check:
     """Whether the packages of an optional extra are there."""
-    wanted = [one for one in needed if one.marker and one.marker.evaluate({"extra": extra})]
-    wanted = [one for one in wanted if one.name != DISTRIBUTION]
-    found = {one.name: version_of(one.name) for one in wanted}
+    marked = [one for one in needed if one.marker and one.marker.evaluate({"extra": extra})]
+    wanted = [one for one in marked if one.name != DISTRIBUTION]
     bad = [one for one in wanted if check_package(one, "note").state != "ok"]
     if bad:
         install = "pip install " + " ".join(f"'{one.name}{one.specifier}'" for one in bad)
-        return Check(extra, "note", f"optional: lacks {', '.join(one.name for one in bad)}", install)
-    return Check(extra, "ok", f"optional: {', '.join(f'{name} {version}' for name, version in found.items())}")
+        return graded(extra, f"optional: lacks {', '.join(one.name for one in bad)}", install)
+    return Check(extra, "ok", f"optional: {', '.join(f'{one.name} {version_of(one.name)}' for one in wanted)}")
 
 
 def version_of(package: str) -> str | None:
@@ -117,29 +114,25 @@ def check_imports() -> Iterator[Check]:
             return
 
 
-# --- the machine ----------------------------------------------------------------------------------------------
-
-
 def check_processor() -> Iterator[Check]:
     """The CPU, its cores and threads; a hint where others use them too."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
-    found = f"{processor()}, {count(cores, 'core')}, {count(threads, 'thread')}, load {load:.1f}"
-    if load > cores / 2 and threads > 1:
-        yield Check("CPU", "note", found, "the machine is busy: OMP_NUM_THREADS=1 makes runs of small models steadier")
-    else:
-        yield Check("CPU", "ok", found)
+    model = linux("cpuinfo").get("model name") or platform.processor() or platform.machine()
+    found = f"{model}, {count(cores, 'core')}, {count(threads, 'thread')}, load {load:.1f}"
+    busy = load > cores / 2 and threads > 1
+    advice = "the machine is busy: OMP_NUM_THREADS=1 makes runs of small models steadier"
+    yield graded("CPU", found, advice if busy else "")
 
 
-def processor() -> str:
-    """The name of the CPU's model, as far as the system tells."""
+def linux(file: str) -> dict[str, str]:
+    """key → value of /proc/`file`; empty on other systems."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        lines = Path("/proc", file).read_text("utf-8").splitlines()
+        return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return {}
 
 
 def check_devices() -> Iterator[Check]:
@@ -153,32 +146,25 @@ def check_devices() -> Iterator[Check]:
             yield Check("mps", "ok", "available")
         elif cards == 0 and Path("/dev/nvidia0").exists():
             advice = "install a build of torch for the CUDA version that nvidia-smi shows"
-            yield Check("CUDA", "note", f"there is a card, but torch {torch.__version__} cannot use it", advice)
+            yield graded("CUDA", f"there is a card, but torch {torch.__version__} cannot use it", advice)
         elif cards == 0:
             yield Check("CUDA", "ok", "no device; corp uses the CPU")
         for index in range(cards):
             name = torch.cuda.get_device_name(index)
             free, total = torch.cuda.mem_get_info(index)
             found = f"{name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
-            little = free < LITTLE
-            yield Check(f"cuda:{index}", "note" if little else "ok", found, "close what uses it" if little else "")
+            yield graded(f"cuda:{index}", found, "close what uses it" if free < LITTLE else "")
 
 
 def check_memory() -> Iterator[Check]:
     """Memory that is free, and in all."""
-    sizes: dict[str, int] = {}
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
-            key, _, value = line.partition(":")
-            sizes[key] = int(value.split()[0]) * 2**10
+    sizes = linux("meminfo")
     if "MemAvailable" not in sizes:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        yield Check("memory", "ok", f"{total / GIB:.1f} GiB")
+        yield Check("memory", "ok", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / GIB:.1f} GiB")
         return
-    free = sizes["MemAvailable"]
-    found = f"{free / GIB:.1f} of {sizes['MemTotal'] / GIB:.1f} GiB free"
+    free, total = (int(sizes[key].split()[0]) * 2**10 for key in ("MemAvailable", "MemTotal"))
     advice = "close other programs, or use compensation.propagate=none and smaller batches" if free < LITTLE else ""
-    yield Check("memory", "note" if advice else "ok", found, advice)
+    yield graded("memory", f"{free / GIB:.1f} of {total / GIB:.1f} GiB free", advice)
 
 
 def check_disk() -> Iterator[Check]:
@@ -191,10 +177,7 @@ def check_disk() -> Iterator[Check]:
         yield Check("output", "problem", in_short(error))
         return
     advice = "make room, or set hydra.run.dir to another folder" if free < LITTLE else ""
-    yield Check("output", "note" if advice else "ok", f"{folder}/ can be written, {free / GIB:.1f} GiB free", advice)
-
-
-# --- the hub --------------------------------------------------------------------------------------------------
+    yield graded("output", f"{folder}/ can be written, {free / GIB:.1f} GiB free", advice)
 
 
 def check_hub() -> Iterator[Check]:
@@ -207,13 +190,13 @@ def check_hub() -> Iterator[Check]:
         with tempfile.TemporaryFile(dir=existing):
             yield Check("hub cache", "ok", f"{cache} can be written")
     except OSError as error:
-        yield Check("hub cache", "note", f"{cache} cannot be written ({in_short(error)})", "set HF_HOME to a folder")
+        yield graded("hub cache", f"{cache} cannot be written ({in_short(error)})", "set HF_HOME to a folder")
     if constants.HF_HUB_OFFLINE:
-        yield Check("hub", "note", "HF_HUB_OFFLINE is set, so nothing is fetched", OFFLINE)
+        yield graded("hub", "HF_HUB_OFFLINE is set, so nothing is fetched", OFFLINE)
     elif (failure := unreachable(constants.ENDPOINT)) is None:
         yield Check("hub", "ok", f"{constants.ENDPOINT} answers")
     else:
-        yield Check("hub", "note", f"{constants.ENDPOINT} is out of reach ({failure})", OFFLINE)
+        yield graded("hub", f"{constants.ENDPOINT} is out of reach ({failure})", OFFLINE)
 
 
 def unreachable(url: str) -> str | None:
@@ -224,9 +207,6 @@ def unreachable(url: str) -> str | None:
     except Exception as error:  # of many kinds: no route, a proxy, a certificate, not a URL
         reason = getattr(error, "reason", error)
         return in_short(reason) if isinstance(reason, Exception) else str(reason)
-
-
-# --- the whole ------------------------------------------------------------------------------------------------
 
 
 def check_itself() -> Iterator[Check]:
@@ -250,10 +230,8 @@ def check_itself() -> Iterator[Check]:
     right = sum(answer == label for answer, label in zip(answers, images.labels or (), strict=True))
     seconds = time.perf_counter() - start
     found = f"the bundled model is right on {right} of {IMAGES} digits, on {device} in {seconds:.2f} s"
-    if right < RIGHT * IMAGES:
-        yield Check("self-test", "problem", found, "install corp and torch anew; try device=cpu")
-    else:
-        yield Check("self-test", "ok", found)
+    advice = "install corp and torch anew; try device=cpu" if right < RIGHT * IMAGES else ""
+    yield graded("self-test", found, advice, "problem")
 
 
 CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
@@ -288,17 +266,13 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def line(check: Check) -> Text:
-    """How a check is shown."""
-    advice = f"; {check.advice}" if check.advice else ""
-    return Text.assemble((f"{check.state:<8}", STYLES[check.state]), f" {check.name:<12} {check.found}{advice}")
-
-
 def run(cfg: DoctorConfig, output_dir: Path) -> None:
     """`corp doctor`: show every check as it is done. Raises CorpError where something is broken that corp needs."""
     out, problems = console.out(), []
     for check in examine():
-        out.print(line(check))
+        advice = f"; {check.advice}" if check.advice else ""
+        rest = f" {check.name:<12} {check.found}{advice}"
+        out.print(Text.assemble((f"{check.state:<8}", STYLES[check.state]), rest))
         if check.state == "problem":
             problems.append(check.name)
     sys.stdout.flush()

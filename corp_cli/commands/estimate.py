@@ -67,7 +67,7 @@ def measure_rates(work: Work, cfg: CalibrationConfig) -> Rates:
     size = max(1, min(cfg.batch_size, int(PASS_SECONDS / alone)))
     images = image.repeat(size, 1, 1, 1)
     whole = median(pass_seconds({"dense": dense.model}, images, PASSES, MAX_SECONDS)["dense"])
-    sums = Calibration(dense.model, dense.blocks, work.groups, dense.device)
+    sums = Calibration(dense.model, dense.blocks, work.groups)
     calibrate = min(seconds(lambda: sums.add(images), dense.device) for _ in range(2))
     with torch.inference_mode():
         stream = tokens(dense.model, image)

@@ -27,14 +27,12 @@ class ExportOptions:
     opset: int = DEFAULT_OPSET  # onnx
 
     def __post_init__(self) -> None:
-        for name in self.formats:
-            require_choice("export.formats", name, FORMATS)
+        require_choice("export.", self, formats=FORMATS, dtype=WEIGHTS)
         require_export("export.", self.formats, self.dtype, self.int8, self.opset)
 
 
 def require_export(prefix: str, formats: List[str], dtype: str, int8: bool, opset: int) -> None:
     """Raise CorpError unless the choices suit each other, naming keys that begin with `prefix`."""
-    require_choice(f"{prefix}dtype", dtype, WEIGHTS)
     if not OPSETS[0] <= opset <= OPSETS[1]:
         raise CorpError(f"{prefix}opset={opset} is out of range; it must be from {OPSETS[0]} to {OPSETS[1]}.")
     if int8 and "onnx" not in formats:

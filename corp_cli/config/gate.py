@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Optional
 
 from corp_cli.config.ranges import require_at_least, require_fraction
 from corp_cli.errors import CorpError
 
-FRACTIONS = ("min_macs_removed", "min_params_removed", "throughput", "speedup")
+LIMIT = ("max_", "min_")  # how the names of limits begin
 
 
 @dataclass
@@ -27,19 +27,14 @@ class LimitsConfig:
     min_speedup: Optional[float] = None  # images per second, pruned over dense
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if value is not None:
-                require_at_least(f"gate.{item.name}", value, 0.0)
-                if item.name in FRACTIONS:
-                    require_fraction(f"gate.{item.name}", value)
+        require_at_least("gate.", self, **dict.fromkeys(vars(self), 0.0))
+        require_fraction("gate.", self, "min_macs_removed", "min_params_removed")
         if self.min_agreement is not None and self.min_agreement > 100:
             raise CorpError(f"gate.min_agreement={self.min_agreement:g} is out of range; it must be at most 100.")
 
     def limits(self) -> dict[str, float]:
         """Name → value of the limits that are set."""
-        found = {item.name: getattr(self, item.name) for item in fields(LimitsConfig)}
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None and name.startswith(LIMIT)}
 
 
 @dataclass
@@ -55,11 +50,13 @@ class GateConfig(LimitsConfig):
     throughput: Optional[float] = None  # relative; times are only compared on one machine
     speedup: Optional[float] = None  # relative; the same
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_fraction("gate.", self, "throughput", "speedup")
+
     def tolerances(self) -> dict[str, float]:
         """Name → value of the tolerances that are set."""
-        limits = {item.name for item in fields(LimitsConfig)}
-        found = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in limits}
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None and not name.startswith(LIMIT)}
 
 
 @dataclass

@@ -29,12 +29,9 @@ class DataConfig:
             if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
                 raise CorpError(f"data.input_size={self.input_size} is not a size; give one number or [height,width].")
             self.input_size = size
-        if self.interpolation is not None:
-            require_choice("data.interpolation", self.interpolation, INTERPOLATIONS)
-        if self.crop_mode is not None:
-            require_choice("data.crop_mode", self.crop_mode, CROP_MODES)
-        if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
-            raise CorpError(f"data.crop_pct={self.crop_pct:g} is out of range; it must be above 0 and at most 1.")
+        require_choice("data.", self, interpolation=INTERPOLATIONS, crop_mode=CROP_MODES)
+        if self.crop_pct is not None and not 0.1 <= self.crop_pct <= 1:
+            raise CorpError(f"data.crop_pct={self.crop_pct:g} is out of range; it must be from 0.1 to 1.")
         for key, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and not (values and all(0 <= value <= 1 for value in values)):
                 raise CorpError(f"data.{key}={values} is out of range; give values in [0, 1], one per channel.")
@@ -49,6 +46,8 @@ class CalibrationConfig:
     path: Optional[str] = None  # a folder, list or file of images, or a timm dataset; a bundled model brings its own
     split: str = "train"  # of a timm dataset
     root: Optional[str] = None  # where a timm dataset lies, or is cached
+    image_key: Optional[str] = None  # the column of a timm dataset that holds the images
+    label_key: Optional[str] = None  # and the one that holds the classes
     num_images: int = 1024
     batch_size: int = 32
     num_workers: int = 2
@@ -56,10 +55,8 @@ class CalibrationConfig:
     cache: Optional[str] = None  # a folder, or a .safetensors, where statistics are kept for later runs
 
     def __post_init__(self) -> None:
-        require_fraction("calibration.max_bad", self.max_bad)
-        require_at_least("calibration.num_images", self.num_images, 1)
-        require_at_least("calibration.batch_size", self.batch_size, 1)
-        require_at_least("calibration.num_workers", self.num_workers, 0)
+        require_fraction("calibration.", self, "max_bad")
+        require_at_least("calibration.", self, num_images=1, batch_size=1, num_workers=0)
 
 
 @dataclass
@@ -69,6 +66,8 @@ class EvaluationConfig:
     path: Optional[str] = None  # labelled when its sub-folders name classes; else fidelity only
     split: str = "validation"  # of a timm dataset
     root: Optional[str] = None  # where a timm dataset lies, or is cached
+    image_key: Optional[str] = None  # the column of a timm dataset that holds the images
+    label_key: Optional[str] = None  # and the one that holds the classes
     labels: Optional[str] = None  # a file that tells the class of every image
     class_map: Optional[str] = None  # a file that tells the index of every class name
     num_images: Optional[int] = None  # all of them
@@ -78,9 +77,5 @@ class EvaluationConfig:
     throughput_batches: int = 10  # timed batches of the dense and the pruned model, in turn; 0 skips it
 
     def __post_init__(self) -> None:
-        if self.num_images is not None:
-            require_at_least("evaluation.num_images", self.num_images, 1)
-        require_fraction("evaluation.max_bad", self.max_bad)
-        require_at_least("evaluation.batch_size", self.batch_size, 1)
-        require_at_least("evaluation.num_workers", self.num_workers, 0)
-        require_at_least("evaluation.throughput_batches", self.throughput_batches, 0)
+        require_fraction("evaluation.", self, "max_bad")
+        require_at_least("evaluation.", self, num_images=1, batch_size=1, num_workers=0, throughput_batches=0)

@@ -9,19 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
-from corp_cli.config.export import DEFAULT_OPSET, FORMATS, ExportOptions, require_export
+from corp_cli.config.export import DEFAULT_OPSET, FORMATS, WEIGHTS, ExportOptions, require_export
 from corp_cli.config.gate import LimitsConfig
 from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConfig
 from corp_cli.config.ranges import require_at_least, require_choice, require_fraction
 from corp_cli.errors import CorpError
 
 SIMPLE_RANKERS = ("activation", "magnitude", "random")
-RANKERS = {
-    "mlp": (*SIMPLE_RANKERS, "variance", "obs"),
-    "qk": SIMPLE_RANKERS,
-    "vo": SIMPLE_RANKERS,
-    "heads": SIMPLE_RANKERS,
-}
+RANKERS = {"mlp": (*SIMPLE_RANKERS, "variance", "obs"), **dict.fromkeys(("qk", "vo", "heads"), SIMPLE_RANKERS)}
 COMPENSATIONS = {
     "mlp": ("none", "mean", "affine"),
     "qk": ("none", "sylvester", "lowrank"),
@@ -67,7 +62,7 @@ class SparsityConfig:
     skip_unsupported: bool = False  # leave groups alone that a model's layers do not allow, and report them
 
     def __post_init__(self) -> None:
-        for key in ("joint", "mlp", "qk", "vo", "heads", *BUDGETS):
+        for key in ("joint", *RANKERS, *BUDGETS):
             value = getattr(self, key)
             if value is not None and not 0.0 <= value < 1.0:
                 raise CorpError(
@@ -81,18 +76,15 @@ class SparsityConfig:
             raise CorpError(f"sparsity.{chosen[0]} and sparsity.{chosen[1]} both choose the sizes; give one of them.")
         if chosen and fixed:
             raise CorpError(f"sparsity.{chosen[0]} chooses the sizes that sparsity.{fixed[0]} fixes; give one of them.")
-        require_at_least("sparsity.round_to", self.round_to, 1)
-        require_at_least("sparsity.rounds", self.rounds, 1)
-        require_at_least("sparsity.curve_images", self.curve_images, 1)
-        require_at_least("sparsity.latency_batch_size", self.latency_batch_size, 1)
-        require_choice("sparsity.latency_dtype", self.latency_dtype, DTYPES)
+        require_at_least("sparsity.", self, round_to=1, rounds=1, curve_images=1, latency_batch_size=1)
+        require_choice("sparsity.", self, latency_dtype=DTYPES)
 
     def groups(self) -> frozenset[str]:
         """The groups that may be pruned."""
-        named = {group for group, fraction in self.fractions().items() if fraction > 0}
         if self.plan is not None:
-            return frozenset({"mlp", "qk", "vo", "heads"})
-        return frozenset(named | {"mlp", "qk", "vo"}) if self.chooses_sizes() else frozenset(named)
+            return frozenset(RANKERS)
+        named = {group for group, fraction in self.fractions().items() if fraction > 0}
+        return frozenset(named | {"mlp", "qk", "vo"} if self.budget() else named)
 
     def chooses_sizes(self) -> bool:
         """Whether sizes differ by block, and groups that a block does not allow are simply left alone."""
@@ -104,16 +96,12 @@ class SparsityConfig:
 
     def fractions(self) -> dict[str, float]:
         """group → fraction to remove, for the groups mlp, qk, vo and heads."""
-        joint = self.joint
-        if not self.chooses_sizes() and not any(
-            value is not None for value in (joint, self.mlp, self.qk, self.vo, self.heads)
-        ):
+        joint, given = self.joint, {group: getattr(self, group) for group in RANKERS}
+        if joint is None and not self.chooses_sizes() and all(value is None for value in given.values()):
             joint = DEFAULT_JOINT
-        given = {"mlp": self.mlp, "qk": self.qk, "vo": self.vo, "heads": self.heads}
-        fractions = {group: value or 0.0 for group, value in given.items()}
         if joint is not None:
-            fractions.update(mlp=joint, qk=joint)
-        return fractions
+            given.update(mlp=joint, qk=joint)
+        return {group: value or 0.0 for group, value in given.items()}
 
 
 @dataclass
@@ -126,8 +114,7 @@ class RankerConfig:
     heads: str = "activation"
 
     def __post_init__(self) -> None:
-        for group, choices in RANKERS.items():
-            require_choice(f"ranker.{group}", getattr(self, group), choices)
+        require_choice("ranker.", self, **RANKERS)
 
 
 @dataclass
@@ -146,12 +133,9 @@ class CompensationConfig:
     token_floor: float = 0.5  # rollout: share of the weight that is spread evenly over all tokens
 
     def __post_init__(self) -> None:
-        for group, choices in COMPENSATIONS.items():
-            require_choice(f"compensation.{group}", getattr(self, group), choices)
-        require_at_least("compensation.ridge_lambda", self.ridge_lambda, 0.0)
-        require_at_least("compensation.class_token_weight", self.class_token_weight, 0.0)
-        for key in ("alpha", "beta", "token_floor"):
-            require_fraction(f"compensation.{key}", getattr(self, key))
+        require_choice("compensation.", self, **COMPENSATIONS)
+        require_at_least("compensation.", self, ridge_lambda=0, class_token_weight=0)
+        require_fraction("compensation.", self, "alpha", "beta", "token_floor")
 
 
 @dataclass
@@ -173,7 +157,7 @@ class PruneConfig:
     dry_run: bool = False  # of the command: say what would be done, and write nothing
 
     def __post_init__(self) -> None:
-        require_at_least("seed", self.seed, 0)
+        require_at_least("", self, seed=0)
         if self.gate.min_speedup is not None and self.evaluation.throughput_batches == 0:
             raise CorpError(
                 "gate.min_speedup needs a timing, which evaluation.throughput_batches=0 leaves out; set it above 0."
@@ -215,7 +199,7 @@ class EvaluateConfig:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        require_at_least("seed", self.seed, 0)
+        require_at_least("", self, seed=0)
         if self.checkpoint is None and not self.model.name:
             raise CorpError(
                 "Say what to evaluate: corp evaluate checkpoint=path/to/pruned.safetensors, model=deit_tiny for a "
@@ -244,12 +228,8 @@ class BenchConfig:
         for key in ("batch_sizes", "dtypes"):
             if not getattr(self, key):
                 raise CorpError(f"{key}=[] is empty; give at least one.")
-        for size in self.batch_sizes:
-            require_at_least("batch_sizes", size, 1)
-        for dtype in self.dtypes:
-            require_choice("dtypes", dtype, DTYPES)
-        require_at_least("runs", self.runs, 1)
-        require_at_least("max_seconds", self.max_seconds, 0.0)
+        require_at_least("", self, batch_sizes=1, runs=1, max_seconds=0)
+        require_choice("", self, dtypes=DTYPES)
 
 
 @dataclass
@@ -267,13 +247,13 @@ class ExportConfig:
     seed: int = 0  # of the choice of images, and of random ones
 
     def __post_init__(self) -> None:
-        require_at_least("seed", self.seed, 0)
+        require_at_least("", self, seed=0)
         if (self.checkpoint is None) == (not self.model.name):
             raise CorpError(
                 "Say what to export: corp export checkpoint=path/to/pruned.safetensors, or model=deit_tiny for a "
                 "dense model."
             )
-        require_choice("format", self.format, FORMATS)
+        require_choice("", self, format=FORMATS, dtype=WEIGHTS)
         require_export("", [self.format], self.dtype, self.int8, self.opset)
 
     def options(self) -> ExportOptions:

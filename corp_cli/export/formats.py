@@ -57,20 +57,18 @@ class Written:
 
 
 class Interface(nn.Module):
-    """A model that computes in any number format, for float32 images and logits."""
+    """A copy of a model that computes in `dtype`, with weights rounded to `weights`, for float32 images and logits."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, source: LoadedModel, weights: str, dtype: str) -> None:
         super().__init__()
-        self.model, self.dtype = model.to(dtype), dtype
+        self.dtype = getattr(torch, dtype)
+        self.model = weighted(source, weights).to(self.dtype)
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, C, H, W] → logits [B, K]."""
         logits: Tensor = self.model(images.to(self.dtype))
         return logits.float()
-
-
-# --- writers --------------------------------------------------------------------------------------------------
 
 
 def weighted(source: LoadedModel, dtype: str) -> nn.Module:
@@ -88,8 +86,7 @@ def onnx_files(source: LoadedModel, options: ExportOptions, folder: Path) -> lis
     about = {"corp": __version__, "timm_name": source.spec.name, "preprocessing": json.dumps(source.spec.data)}
     path = folder / "model.onnx"
     computed = "float32" if options.dtype == "bfloat16" else options.dtype
-    model = Interface(weighted(source, options.dtype), getattr(torch, computed))
-    write_onnx(model, example(source), path, options.opset, about)
+    write_onnx(Interface(source, options.dtype, computed), example(source), path, options.opset, about)
     if options.dtype == "bfloat16":
         store_bfloat16(path)
     runs: dict[str, nn.Module] = {
@@ -108,7 +105,7 @@ def onnx_files(source: LoadedModel, options: ExportOptions, folder: Path) -> lis
 @torch.inference_mode()
 def torchexport_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
     """model.pt2, for torch.export.load and AOTInductor."""
-    model, path = Interface(weighted(source, options.dtype), getattr(torch, options.dtype)), folder / "model.pt2"
+    model, path = Interface(source, options.dtype, options.dtype), folder / "model.pt2"
     program = torch.export.export(model, (example(source),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # the paths of this machine
@@ -119,7 +116,7 @@ def torchexport_files(source: LoadedModel, options: ExportOptions, folder: Path)
 @torch.inference_mode()
 def torchscript_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
     """model.ts, for torch.jit.load and libtorch."""
-    model, path = Interface(weighted(source, options.dtype), getattr(torch, options.dtype)), folder / "model.ts"
+    model, path = Interface(source, options.dtype, options.dtype), folder / "model.ts"
     torch.jit.save(torch.jit.trace(model, example(source), check_trace=False), path)
     return [Written(path, "torchscript", options.dtype, {"none": torch.jit.load(path)})]
 
@@ -142,9 +139,6 @@ WRITERS: dict[str, Writer] = {
     "torchscript": torchscript_files,
     "timm": timm_files,
 }
-
-
-# --- all of them ----------------------------------------------------------------------------------------------
 
 
 def require_packages(options: ExportOptions) -> None:
@@ -175,22 +169,20 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 def write_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
     """Every format asked for, in `folder`. Raises CorpError where an exporter cannot read the model."""
-    return [file for name in options.formats for file in write(name, source, options, folder)]
-
-
-def write(name: str, source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
-    """The files of one format. Raises CorpError where its exporter cannot read the model."""
-    try:
-        # Exporters warn of their own insides in some versions of torch, which advises against TorchScript altogether,
-        # and of sizes read while recording: of the image, which is fixed. The files are compared in any case.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return WRITERS[name](source, options, folder)
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        why = str(error).strip().split("\n")[0]
-        raise CorpError(f"{source.spec.name} cannot be exported as {name} ({why}); try another format.") from error
+    files = []
+    for name in options.formats:
+        try:
+            # Exporters warn of their own insides in some versions of torch, which advises against TorchScript, and of
+            # sizes read while recording: of the image, which is fixed. The files are compared in any case.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                files += WRITERS[name](source, options, folder)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            why = str(error).strip().split("\n")[0]
+            raise CorpError(f"{source.spec.name} cannot be exported as {name} ({why}); try another format.") from error
+    return files
 
 
 def runs_of(files: list[Written]) -> dict[str, nn.Module]:

@@ -42,6 +42,8 @@ class OnnxModel(nn.Module):
 @torch.inference_mode()
 def write_onnx(model: nn.Module, example: Tensor, path: Path, opset: int, about: dict[str, str]) -> None:
     """Write `model` with a dynamic batch and, as the file's metadata, `about`."""
+    import onnx
+
     program: Any = torch.onnx.export(
         model,
         (example,),
@@ -52,28 +54,26 @@ def write_onnx(model: nn.Module, example: Tensor, path: Path, opset: int, about:
         dynamic_shapes=({0: torch.export.Dim("batch")},),
         verbose=False,
     )
-    save(anonymous(program.model_proto, about), path)
-
-
-def anonymous(proto: Any, about: dict[str, str]) -> Any:
-    """`proto` without what the exporter notes of every node (stack traces with the paths of this machine)."""
-    import onnx
-
+    proto = program.model_proto
     for part in (*proto.graph.node, *proto.graph.value_info, *proto.graph.initializer, *proto.graph.input, proto.graph):
-        part.ClearField("metadata_props")
+        part.ClearField("metadata_props")  # stack traces with the paths of this machine
         part.ClearField("doc_string")
     onnx.helper.set_model_props(proto, about)
-    return proto
+    save(proto, path)
+
+
+def is_large(proto: Any) -> bool:
+    """Whether the weights of `proto` need a second file."""
+    return sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > LIMIT
 
 
 def save(proto: Any, path: Path) -> None:
     """Write `proto`, with its weights in a second file where they are too large for one."""
     import onnx
 
-    weights = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
     second = path.with_name(f"{path.name}.data")
     second.unlink(missing_ok=True)  # onnx would append to it
-    onnx.save(proto, path, save_as_external_data=weights > LIMIT, location=second.name)
+    onnx.save(proto, path, save_as_external_data=is_large(proto), location=second.name)
 
 
 def store_bfloat16(path: Path) -> None:
@@ -110,7 +110,6 @@ def quantise(source: Path, path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     proto: Any = onnx.load(source)
-    large = sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > LIMIT
     proto.graph.ClearField("value_info")  # shapes of between, which it infers itself and some exporters get wrong
     # Without this, ONNX Runtime logs advice to preprocess; torch's exporter has done what that would do.
     proto.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
@@ -121,7 +120,7 @@ def quantise(source: Path, path: Path) -> None:
         op_types_to_quantize=["MatMul", "Gemm"],
         per_channel=True,
         weight_type=QuantType.QInt8,
-        use_external_data_format=large,
+        use_external_data_format=is_large(proto),
     )
     logging.root.handlers = handlers  # it logs through the root, which gave that a handler for stderr
 

@@ -39,18 +39,31 @@ def corp_pruned(
     pretrained_cfg: dict[str, Any] | None = None,
     cache_dir: str | Path | None = None,
     num_classes: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
     **kwargs: Any,
 ) -> nn.Module:
-    """What timm calls. `num_classes` gives a new head, other `kwargs` go to the dense architecture."""
+    """What timm calls. `num_classes` gives a new head, `img_size` resizes the positions.
+
+    Other `kwargs` go to the dense architecture.
+    """
     for key in ("pretrained_cfg_overlay", "pretrained_model_args"):
         kwargs.pop(key, None)
     path = checkpoint or _weights(pretrained_cfg or {}, cache_dir)
     weights, manifest = load_pruned(path).state_dict(), read_manifest(path)
     model: Any = build(manifest.model.name, {**manifest.model.args, **kwargs})
-    model.pretrained_cfg = {**model.pretrained_cfg, **manifest.model.data}
+    own = {**manifest.model.data, "num_classes": model.num_classes}
+    model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **own}
     resize(model, manifest.blocks)
     if pretrained or checkpoint:
         model.load_state_dict(weights)
+    if img_size is not None:
+        if not hasattr(model, "set_input_size"):
+            raise CorpError(
+                f"img_size={img_size} does not suit {manifest.model.name}, whose size is fixed; leave it out."
+            )
+        model.set_input_size(img_size)
+        size = [img_size] * 2 if isinstance(img_size, int) else list(img_size)
+        model.pretrained_cfg["input_size"] = [manifest.model.data["input_size"][0], *size]
     if num_classes is not None and num_classes != model.num_classes:
         model.reset_classifier(num_classes)
     assert isinstance(model, nn.Module)

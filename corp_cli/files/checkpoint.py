@@ -22,7 +22,7 @@ from corp_cli.files.tensors import save_whole
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.counts import count
 from corp_cli.models.loaded import LoadedModel
-from corp_cli.models.loading import build, parameters, skeleton, state_tensors
+from corp_cli.models.loading import build, parameters, require_finite, skeleton, state_tensors
 from corp_cli.models.preprocess import with_overrides
 from corp_cli.models.resize import resize
 from corp_cli.models.spec import FORMAT_VERSION, Counts, Manifest, PrunedSizes
@@ -105,9 +105,11 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
         resize(model, manifest.blocks)
     else:
         model.to_empty(device="cpu")
-    model.to(next(t.dtype for t in state.values() if t.is_floating_point()))
+    dtype = next(t.dtype for t in state.values() if t.is_floating_point())
+    model.to(dtype if dtype.itemsize > 1 else torch.float32)  # nothing computes in 8 bits
     model.load_state_dict(state)
-    model.pretrained_cfg = {**model.pretrained_cfg, **manifest.model.data}
+    own = {**manifest.model.data, "num_classes": model.num_classes}
+    model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **own}
     assert isinstance(model, nn.Module)
     return model.eval()
 
@@ -118,7 +120,8 @@ def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
 
 def pruned_model(path: str, data: DataConfig | None = None) -> LoadedModel:
     """The model in a pruned checkpoint; `data` overrides its preprocessing. Raises CorpError as `load_pruned` does."""
-    manifest, model = read_manifest(path), load_pruned(path)
+    manifest, model = read_manifest(path), load_pruned(path).float()  # images are float32, whatever the file holds
+    require_finite(model)
     if data:
         spec = replace(manifest.model, data=with_overrides(manifest.model.data, data, model))
         manifest = replace(manifest, model=spec)

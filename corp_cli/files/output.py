@@ -18,20 +18,47 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHECKPOINT = "pruned.safetensors"
+REPORT, PLAN = "report.json", "plan.yaml"
 STATE = ".resume"  # in the output folder of corp prune until it is done: what an interrupted run goes on from
+PARTIAL = ".partial"
 MARGIN = 2**20  # for the report and Hydra's own files
 
 
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """A new name beside `path` to write to: it becomes `path` when the body is done, or goes where that fails."""
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")  # runs may write side by side
+    """A file to write, in a new folder beside `path`: it becomes `path` after the body, or goes where that fails.
+
+    In a folder, since what writes the file may make others beside it.
+    """
+    folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")  # runs may write side by side
     try:
-        yield partial
-        os.replace(partial, path)
+        folder.mkdir()
+        yield folder / path.name
+        os.replace(folder / path.name, path)
     finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_partial(folder: Path, name: str = "*") -> None:
+    """Remove what a run that was killed had begun to write of `name`: for who knows that no other run is at it."""
+    for path in folder.glob(f".{name}.{'[0-9a-f]' * 32}{PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_results(folder: Path) -> None:
+    """Remove what an earlier run has written into `folder`, so that what is in it is always of one run."""
+    report = folder / REPORT
+    exported: list[Any] = []
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
+        exported = [Path(entry["file"]) for entry in json.loads(report.read_text("utf-8"))["export"]]
+    names = [path.name for path in exported if path.name == str(path)]
+    data = [f"{name}.data" for name in names]  # beside an ONNX file that is too large for one
+    try:
+        for name in (*names, *data, CHECKPOINT, PLAN, REPORT):  # the report last: it names the others
+            if (folder / name).is_file():
+                (folder / name).unlink()
+    except OSError as error:
+        raise CorpError(cannot_write(folder / name, error)) from error
 
 
 def write_whole(path: Path, write: Callable[[TextIO], Any]) -> None:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from corp_cli.files.output import remove_partial
+
 MARKER = "made-by-corp.txt"
 KINDS = ("statistics", "curves", "block")
-OWN = (*(f"{kind}-*" for kind in KINDS), *(f".{kind}-*.partial" for kind in KINDS), ".tmp*", MARKER)
+OWN = (*(f"{kind}-*" for kind in KINDS), *(f".{kind}-*.{end}" for kind in KINDS for end in ("lock", "partial")), MARKER)
 
 
 def claim(folder: Path) -> Path | None:
@@ -31,6 +33,7 @@ def clear(folder: Path) -> None:
     if not is_own(folder):
         return
     with contextlib.suppress(OSError):
+        remove_partial(folder)
         for pattern in OWN:  # the marker last
             for path in folder.glob(pattern):
                 path.unlink()

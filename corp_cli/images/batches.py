@@ -1,23 +1,32 @@
-"""Images in batches: chosen with a seed, decoded and preprocessed in workers, the broken ones left out and counted."""
+"""Images in batches: chosen with a seed, decoded and preprocessed in threads, the broken ones left out and counted."""
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late  # Python's own only from 3.11 on
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from corp_cli.errors import CorpError
-from corp_cli.images.decode import from_tensor
+from corp_cli.images.decode import FORMATS, from_tensor, nearly_black, require_bounds
 from corp_cli.images.sources import ImageSet, Sample
 from corp_cli.runtime import console
+from corp_cli.runtime.memory import is_out_of_memory
 
-PREFETCH = 4  # batches that every worker may have ready: evens out images that are slow to decode
+SILENCE = 120.0  # seconds that one image may take, even from a slow disk
+AHEAD = 2  # batches that may be ready: evens out images that are slow to decode
+LARGE = 2**25  # pixels from which an image that memory does not suffice for is itself to blame
 
 
 @dataclass
@@ -31,15 +40,17 @@ class Intake:
     key: str
     allowed: int
     good: int = 0
+    dim: int = 0  # how many of the good ones are nearly black for want of scaling
     bad: list[str] = field(default_factory=list)  # one sentence each
 
     def restart(self) -> None:
         """Forget what was read, before reading anew."""
-        self.good, self.bad = 0, []
+        self.good, self.dim, self.bad = 0, 0, []
 
-    def take(self, good: int, bad: list[str]) -> None:
+    def take(self, good: int, bad: list[str], dim: int = 0) -> None:
         """Count one more batch."""
         self.good += good
+        self.dim += dim
         self.bad += bad
         if len(self.bad) > self.allowed:
             seen = self.good + len(self.bad)
@@ -57,7 +68,12 @@ def require_good(intake: Intake) -> None:
 
 
 def warn_unread(intake: Intake) -> None:
-    """Say how many images could not be read, if any."""
+    """Say how many images could not be read, if any, and whether most are nearly black."""
+    if 2 * intake.dim > intake.good:
+        console.warn(
+            f"{intake.dim} of {intake.good} images of {intake.where} have 16 bits, look nearly black and hold no value "
+            "above 4095; if they are of 12 bits, scale them to 16 or save them with 8."
+        )
     if intake.bad:
         total = intake.good + len(intake.bad)
         console.warn(f"{len(intake.bad)} of {total} images of {intake.where} cannot be read, first {intake.bad[0]}.")
@@ -84,53 +100,102 @@ class _Read:
 
     image: Tensor
     label: int | tuple[int, ...]
+    dim: bool
 
 
-class _Preprocessed(Dataset[_Read | str]):
-    """Preprocessed images with their labels; for an image that cannot be read, a sentence that says so.
-
-    An exception raised in a worker would reach the user wrapped in that worker's traceback.
-    """
-
-    def __init__(self, images: ImageSet, transform: Callable[[Image.Image], Tensor]) -> None:
-        self.images, self.transform = images, transform
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> _Read | str:
-        item = self.images.items[index]
-        try:
-            image, own = _open(item)
-        except MemoryError:
+def _load(images: ImageSet, transform: Callable[[Image.Image], Tensor], index: int) -> _Read | str:
+    """Image `index` with its label; for one that cannot be read, a sentence that says so."""
+    item, size = images.items[index], 0
+    try:
+        image, own = _open(item)
+        with image:
+            size = image.width * image.height
+            require_bounds(image)
+            pixels = transform(image)
+            dim = nearly_black(item if isinstance(item, Tensor) else image)
+    except Exception as error:  # Pillow's readers have no common ancestor for their errors
+        if is_out_of_memory(error) and size < LARGE:
             raise
-        except Exception as error:  # Pillow's readers have no common ancestor for their errors
-            why = str(error).split("\n")[0] or type(error).__name__
-            return f"{item} ({why})"
-        label = own if self.images.labels is None else self.images.labels[index]
-        return _Read(self.transform(image), label)
+        why = str(error).split("\n")[0] or type(error).__name__
+        return console.readable(f"{item} ({why})")
+    return _Read(pixels, own if images.labels is None else images.labels[index], dim)
 
 
 def _open(item: Path | Tensor | Sample) -> tuple[Image.Image, int]:
-    """The decoded image and the class that came with it, -1 where none did."""
+    """The image, perhaps not decoded yet, and the class that came with it, -1 where none did."""
     if isinstance(item, Tensor):
         return from_tensor(item), -1
     if isinstance(item, Sample):
-        image, label = item.reader.read(item.index)
-        image.load()
-        return image, label
-    with Image.open(item) as file:
-        file.load()
-        return file, -1
+        return item.reader.read(item.index)
+    if item.exists() and not item.is_file():  # a pipe would be waited for without end
+        raise ValueError("not a regular file")
+    return Image.open(item, formats=FORMATS), -1
 
 
-Batch = tuple[Tensor | None, Tensor, list[str]]  # images, labels, what is wrong with the others
+Asked = tuple[int, Future[_Read | str]]
 
 
-def _collate(samples: list[_Read | str]) -> Batch:
+def _read_ahead(
+    images: ImageSet, load: Callable[[int], _Read | str], workers: int, ahead: int
+) -> Iterator[_Read | str]:
+    """load(index) for all `images` in order, done by threads that are at most `ahead` images ahead.
+
+    Threads: Pillow decodes and resizes without Python's lock, and processes would hand images over in shared memory,
+    of which containers have little. They are daemons: one that waits for a dead disk keeps nobody from ending.
+    """
+    queue: SimpleQueue[Asked | None] = SimpleQueue()
+
+    def work() -> None:
+        while task := queue.get():
+            index, answer = task
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(load(index))
+                except BaseException as error:
+                    answer.set_exception(error)
+
+    def ask(index: int) -> Asked:
+        task: Asked = index, Future()
+        queue.put(task)
+        return task
+
+    tasks, running, threads = map(ask, range(len(images))), deque[Asked](), list[Thread]()
+    patience = 5.0  # Python ends badly while threads are in native code
+    try:
+        for _ in range(workers):
+            thread = Thread(target=work, daemon=True)
+            thread.start()
+            threads.append(thread)
+        running.extend(islice(tasks, ahead))
+        while running:
+            index, answer = running.popleft()
+            try:
+                found = answer.result(SILENCE)
+            except Late as error:
+                patience = 0.0
+                why = (
+                    f"Reading {images.items[index]} has taken {SILENCE:.0f} s; check the disk or network that it is on."
+                )
+                raise CorpError(why) from error
+            running.extend(islice(tasks, 1))
+            yield found
+    finally:
+        for _, answer in running:
+            answer.cancel()
+        for _ in threads:
+            queue.put(None)
+        for thread in threads:
+            thread.join(patience)
+
+
+def _collate(samples: list[_Read | str], pin_memory: bool) -> tuple[Tensor | None, Tensor, int, list[str]]:
+    """(images, labels, how many are dim, what is wrong with the others)."""
     read = [sample for sample in samples if not isinstance(sample, str)]
     images = torch.stack([sample.image for sample in read]) if read else None
-    return images, torch.tensor([sample.label for sample in read]), [s for s in samples if isinstance(s, str)]
+    if images is not None and pin_memory:
+        images = images.pin_memory()
+    labels, bad = torch.tensor([sample.label for sample in read]), [s for s in samples if isinstance(s, str)]
+    return images, labels, sum(sample.dim for sample in read), bad
 
 
 def batches(
@@ -141,7 +206,7 @@ def batches(
     pin_memory: bool = False,
     intake: Intake | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of ([B, C, H, W], labels), in the order of `images`, decoded in workers.
+    """Batches of ([B, C, H, W], labels), in the order of `images`, decoded in `num_workers` threads.
 
     labels are [B], -1 where unknown, or [B, L] where an image has several right classes, filled up with -1.
     Images that cannot be read are left out, so that a batch may be smaller, and put down in `intake`; without one,
@@ -151,18 +216,16 @@ def batches(
         return
     first = images.items[0]
     alone = isinstance(first, Tensor) or (isinstance(first, Sample) and first.reader.in_order)
-    workers = 0 if alone else min(num_workers, batch_count(images, batch_size))
-    loader = DataLoader(
-        _Preprocessed(images, transform),
-        batch_size,
-        num_workers=workers,
-        prefetch_factor=PREFETCH if workers else None,
-        collate_fn=_collate,
-        pin_memory=pin_memory,
+    workers = 0 if alone else min(num_workers, len(images))
+    load = partial(_load, images, transform)
+    read = (
+        _read_ahead(images, load, workers, AHEAD * (batch_size + workers)) if workers else map(load, range(len(images)))
     )
-    for tensors, labels, bad in loader:
+    while samples := list(islice(read, batch_size)):
+        tensors, labels, dim, bad = _collate(samples, pin_memory)
+        samples.clear()  # the batch is a copy
         if intake is not None:
-            intake.take(len(labels), bad)
+            intake.take(len(labels), bad, dim)
         elif bad:
             raise CorpError(f"{bad[0]} cannot be read as an image; remove or replace it.")
         if tensors is not None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import os
-import warnings
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from glob import glob, has_magic
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from corp_cli.errors import CorpError
+from corp_cli.images.decode import EXTENSIONS
+from corp_cli.runtime import console
+from corp_cli.runtime.pickles import defect, load_pickle
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 LISTS = (".txt", ".csv", ".tsv", ".lst", ".list")
 TENSORS = (".npy", ".pt", ".pth", ".safetensors")
 TIMM_PREFIXES = ("torch", "hfds", "hfids", "tfds", "wds")  # of the names that timm.data.create_dataset takes
@@ -100,7 +105,7 @@ def is_timm_name(path: str | os.PathLike[str]) -> bool:
 
 
 def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
-    """All images at `path`: a folder (nested, flat or both), a list of files, or a file of tensors.
+    """All images at `path`: a folder (nested, flat or both), folders by a pattern, a list of files, a file of tensors.
 
     Raises CorpError, naming the config key, when there is nothing to read.
     """
@@ -109,8 +114,12 @@ def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
     try:
         if path.is_dir():
             return _read_folder(path, where)
+        if not path.exists() and (found := glob(str(path))):
+            fixed = next(parent for parent in path.parents if not has_magic(str(parent)))
+            return _read_folder(fixed, where, [folder for folder in sorted(found) if os.path.isdir(folder)])
         if not path.exists():
             raise CorpError(f"{where} does not exist; {KINDS}.")
+        require_regular(path, where)
         if suffix in TENSORS:
             return _read_tensors(path, where)
         if suffix in LISTS:
@@ -124,23 +133,36 @@ def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
 # --- folders --------------------------------------------------------------------------------------------------
 
 
-def _read_folder(path: Path, where: str) -> ImageSet:
-    """Links to folders are followed, each folder once; hidden files are passed over."""
+def _read_folder(path: Path, where: str, within: Sequence[str] = ()) -> ImageSet:
+    """All images in `path`, or those in the folders `within` it.
+
+    Links to folders are followed, each folder once; hidden files are passed over, and other kinds with a warning.
+    """
 
     def refuse(error: OSError) -> None:
         raise error
 
     files: list[Path] = []
+    others: Counter[str] = Counter()
     seen: set[str] = set()
-    for folder, folders, names in os.walk(path, onerror=refuse, followlinks=True):
+    walks = [os.walk(root, onerror=refuse, followlinks=True) for root in within or [str(path)]]
+    for folder, folders, names in chain.from_iterable(walks):
         real = os.path.realpath(folder)
         if real in seen:
             folders.clear()
             continue
         seen.add(real)
-        files += [Path(folder, n) for n in names if n.lower().endswith(EXTENSIONS) and not n.startswith(".")]
+        paths = [Path(folder, name) for name in names if not name.startswith(".")]
+        files += [path for path in paths if path.suffix.lower() in EXTENSIONS]
+        others.update(path.suffix.lower() or "no type" for path in paths if path.suffix.lower() not in EXTENSIONS)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(5))
     if not files:
-        raise CorpError(f"{where} holds no images ({', '.join(EXTENSIONS)}); give a folder that does.")
+        held = f", but {others.total()} files of other types ({kinds})" if others else ""
+        raise CorpError(
+            f"{where} holds no images (.jpg, .png, .webp, .tiff and the like){held}; give a folder that does."
+        )
+    if others:
+        console.warn(f"{path} holds files of other types ({kinds}), which are left out.")
     files.sort()
     return ImageSet(str(path), tuple(files), tuple(str(f.parent.relative_to(path)) for f in files))
 
@@ -148,8 +170,15 @@ def _read_folder(path: Path, where: str) -> ImageSet:
 # --- lists ----------------------------------------------------------------------------------------------------
 
 
+def require_regular(path: Path, where: str) -> None:
+    """Raise CorpError for a pipe, device, socket or folder: reading one may never end."""
+    if path.exists() and not path.is_file():
+        raise CorpError(f"{where} is not a regular file; give one.")
+
+
 def read_text(path: Path, where: str) -> str:
     """The text of a file; a CorpError where it is missing, unreadable or not text."""
+    require_regular(path, where)
     try:
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -234,9 +263,7 @@ def _open_tensors(path: Path, where: str) -> tuple[Tensor, Tensor | None]:
         elif path.suffix.lower() == ".safetensors":
             content = load_file(path)
         else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # PyTorch warns of pickle protocols before it refuses the pickle
-                content = torch.load(path, map_location="cpu", weights_only=True)
+            content = load_pickle(path)
     except PermissionError:
         raise
     except (SafetensorError, OSError, ValueError, TypeError, EOFError) as error:
@@ -254,6 +281,9 @@ def _open_tensors(path: Path, where: str) -> tuple[Tensor, Tensor | None]:
         content, labels = content.get("images"), content.get("labels")
     if not isinstance(content, Tensor) or not isinstance(labels, Tensor | None):
         raise CorpError(f"{where} does not hold a tensor named images; {KINDS}.")
+    for tensor in () if path.suffix.lower() == ".npy" else (content, labels):
+        if tensor is not None and (wrong := defect(tensor, path)):
+            raise CorpError(f"{where} holds a tensor that is {wrong}; save the images as a plain tensor.")
     return content, labels
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from corp_cli.linalg.moments import relative
+
 
 def sylvester(gram_q: Tensor, gram_k: Tensor, rhs: Tensor, ridge_lambda: float) -> Tensor:
     """M solving G_Q M G_K + λM = C (Eq. 15, 29); all [H, s, s], float64.
@@ -53,6 +55,4 @@ def logit_error(gram_q: Tensor, gram_k: Tensor, bilinear: Tensor) -> float:
     With D = I - A the difference is QDKᵀ, whose square is tr(G_Q D G_K Dᵀ).
     """
     D = torch.eye(gram_q.shape[1], dtype=gram_q.dtype, device=gram_q.device) - bilinear
-    lost = (gram_q @ D @ gram_k * D).sum()
-    total = (gram_q * gram_k.mT).sum()
-    return float(lost.clamp(min=0) / total) if total > 0 else 0.0
+    return relative((gram_q @ D @ gram_k * D).sum(), (gram_q * gram_k.mT).sum())

@@ -33,6 +33,16 @@ def transform_moments(moments: Moments, A: Tensor) -> Moments:
     return Moments(moments.count, A @ moments.mean, A @ moments.covariance @ A.T)
 
 
+def energy(weight: Tensor, covariance: Tensor) -> Tensor:
+    """tr(W Σ Wᵀ) = E‖W(x - μ)‖², a scalar."""
+    return ((weight @ covariance) * weight).sum()
+
+
+def relative(lost: Tensor, total: Tensor) -> float:
+    """lost / total of two energies; none of nothing is lost."""
+    return float(lost.clamp(min=0) / total) if total > 0 else 0.0
+
+
 def add_upper_gram(total: Tensor, x: Tensor) -> None:
     """total += XᵀX on and above the diagonal blocks; x [n, d], total [d, d] float64.
 

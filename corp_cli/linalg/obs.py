@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from corp_cli.linalg.moments import Moments
 
-LAZY = 64  # removals between two full updates of the inverse
+GROUP = 64  # removals between two updates of H and W
+CANDIDATES = 512  # channels among which they are chosen: the cheapest ones at the time
 
 
 @dataclass(frozen=True)
 class Removal:
-    """order [d]: channels from the first to the last removed; error [d]: output error after each removal.
+    """order [r]: channels from the first to the last removed; error [r]: output error after each removal.
 
     `error[i]` is min over W̃ of E‖W x - W̃ x_S‖² + λ‖W_S - W̃‖² once order[:i+1] are gone (float64).
     """
 
     order: Tensor
     error: Tensor
-
-    def kept(self, size: int) -> Tensor:
-        """The `size` channels that are removed last, ascending."""
-        return self.order[len(self.order) - size :].sort().values
 
 
 def inverse(moments: Moments, ridge_lambda: float) -> Tensor:
@@ -38,42 +37,101 @@ def inverse(moments: Moments, ridge_lambda: float) -> Tensor:
     return torch.cholesky_inverse(torch.linalg.cholesky(covariance + ridge * torch.eye(d).to(covariance)))
 
 
-def removal_order(weight: Tensor, moments: Moments, ridge_lambda: float) -> Removal:
+def removal_order(weight: Tensor, moments: Moments, ridge_lambda: float, removals: int | None = None) -> Removal:
     """Greedily remove argmin_j ‖W_:j‖² / H_jj, then W ← W - W_:j H_j: / H_jj and H ← H - H_:j H_j: / H_jj.
 
     H = (Σ + λI)⁻¹. After every removal W is the ridge solution on the channels left, so the quotient is exactly
-    what the next removal costs. weight [o, d]. The updates of H and W are gathered and applied `LAZY` at a time as
-    matrix products, to the channels still there: the plain loop spends all its time moving the whole of H.
+    what the next removal costs. weight [o, d]; removals: how many, by default all d. The plain loop spends all its time
+    moving the whole of H, so that removals are chosen in groups, each among the channels that are cheapest when it
+    begins: what they cost after one another follows from their own part of H and of WᵀW. A group ends where its next
+    removal would cost more than the cheapest of the other channels did, so that the order is that of the plain loop
+    unless a removal makes one of those cheaper. Then H and W are updated for the group at once, by matrix products.
     """
     H, W = inverse(moments, ridge_lambda), weight.clone()
     d = W.shape[1]
-    alive = torch.arange(d, device=W.device)
-    order, costs = alive.new_empty(d), W.new_empty(d)
-    done = 0
-    while done < d:
-        steps = min(LAZY, d - done)
-        n = len(alive)
-        columns = H.new_zeros(n, steps)  # H_:j / sqrt(H_jj) of each removal, as it was when it happened
-        outputs = W.new_zeros(W.shape[0], steps)  # W_:j / sqrt(H_jj)
-        diagonal, norms = H.diagonal().clone(), W.square().sum(0)
-        gone = torch.zeros(n, dtype=torch.bool, device=W.device)
-        for step in range(steps):
-            score = (norms / diagonal).masked_fill(gone, torch.inf)
-            j = score.argmin()
-            root = diagonal[j].sqrt()
-            column = (H[:, j] - columns[:, :step] @ columns[j, :step]) / root
-            output = (W[:, j] - outputs[:, :step] @ columns[j, :step]) / root
-            # ‖W_:k - output column_k‖², with W as it stands after the removals before this one
-            inner = output @ W - (output @ outputs[:, :step]) @ columns[:, :step].T
-            norms = (norms - 2 * inner * column + output.square().sum() * column.square()).clamp_(min=0)
-            diagonal = (diagonal - column.square()).clamp_(min=torch.finfo(H.dtype).tiny)
-            columns[:, step], outputs[:, step] = column, output
-            gone[j] = True
-            order[done + step], costs[done + step] = alive[j], score[j]
-        left = (~gone).nonzero().flatten()
-        kept_columns = columns[left]
-        H = H[left][:, left] - kept_columns @ kept_columns.T
-        W = W[:, left] - outputs @ kept_columns.T
-        alive = alive[left]
-        done += steps
-    return Removal(order, costs.cumsum(0))
+    removals = d if removals is None else removals
+    names = torch.arange(d, device=W.device)  # of the columns of H and W
+    gone = torch.zeros(d, dtype=torch.bool, device=W.device)
+    order: list[Tensor] = []
+    costs: list[float] = []
+    while len(costs) < removals:
+        left = d - len(costs)
+        if left < 0.75 * len(names):  # copies cost more than updates of some columns that nobody reads
+            stay = (~gone).nonzero().flatten()
+            H, W, names, gone = H[stay][:, stay], W[:, stay], names[stay], gone[stay]
+        score = (W.square().sum(0) / H.diagonal()).masked_fill_(gone, torch.inf)
+        count = min(CANDIDATES, left)
+        cheapest, index = score.topk(min(count + 1, left), largest=False)
+        limit = float(cheapest[count]) if count < left else torch.inf
+        index = index[:count].sort().values
+        outputs = W[:, index]
+        chosen, cost = group_of(torch.stack([H[index][:, index], outputs.T @ outputs]))
+        most = min(removals - len(costs), int((cost[1:] <= limit).long().cumprod(0).sum()) + 1)
+        group = index[chosen[:most]]
+        order.append(names[group])
+        costs += cost[:most].tolist()
+        factor = torch.linalg.cholesky(H[group][:, group])
+        rows = torch.linalg.solve_triangular(factor, H[group], upper=False)
+        columns = torch.linalg.solve_triangular(factor, W[:, group].T, upper=False)
+        H.addmm_(rows.T, rows, alpha=-1)
+        W.addmm_(columns.T, rows, alpha=-1)
+        gone[group] = True
+    return Removal(
+        torch.cat(order) if order else names[:0], torch.tensor(costs, dtype=W.dtype, device=W.device).cumsum(0)
+    )
+
+
+def cheapest_group(problem: Tensor) -> tuple[Tensor, Tensor]:
+    """(columns, costs) of the next `GROUP` removals among k candidates; `problem` [2, k, k] is their part of H and WᵀW.
+
+    With h = H_:j / √H_jj and c = G_:j / √H_jj, removing j leaves H - hhᵀ and G - xhᵀ - hxᵀ, x = c - ½ c_j h / √H_jj.
+    The h and x are gathered, and only what the next choice needs, both diagonals and one column each, is worked out.
+    Waits for no result, so that it can be captured.
+    """
+    steps, k = min(GROUP, problem.shape[-1]), problem.shape[-1]
+    hs, xs = problem.new_zeros(2, steps, k)
+    diagonal, norms = problem.diagonal(dim1=1, dim2=2).clone()
+    tiny = torch.finfo(problem.dtype).tiny
+    chosen, costs = [], []
+    for step in range(steps):
+        cost, j = (norms / diagonal).min(0, keepdim=True)
+        root = diagonal.index_select(0, j).rsqrt()
+        h, c = problem.index_select(1, j)[:, 0]
+        h_j, x_j = hs[:step].index_select(1, j)[:, 0], xs[:step].index_select(1, j)[:, 0]
+        h = torch.addmv(h, hs[:step].T, h_j, alpha=-1) * root
+        c = torch.addmv(torch.addmv(c, xs[:step].T, h_j, alpha=-1), hs[:step].T, x_j, alpha=-1) * root
+        x = torch.addcmul(c, h, c.index_select(0, j) * root, value=-0.5)
+        hs[step], xs[step] = h, x
+        norms = torch.addcmul(norms, h, x, value=-2).clamp_(min=0).index_fill_(0, j, torch.inf)
+        diagonal = torch.addcmul(diagonal, h, h, value=-1).clamp_(min=tiny)
+        chosen.append(j)
+        costs.append(cost)
+    return torch.cat(chosen), torch.cat(costs)
+
+
+@cache
+def captured(device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """`cheapest_group` of `CANDIDATES` as a CUDA graph: its many small kernels take longer to launch than run."""
+    problem = torch.eye(CANDIDATES, dtype=dtype, device=device).repeat(2, 1, 1)
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        cheapest_group(problem)  # what libraries allocate once must not be captured
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = cheapest_group(problem)
+
+    def run(new: Tensor) -> tuple[Tensor, Tensor]:
+        problem.copy_(new)
+        graph.replay()
+        return found[0].clone(), found[1].clone()
+
+    return run
+
+
+def group_of(problem: Tensor) -> tuple[Tensor, Tensor]:
+    """`cheapest_group`, on a GPU without waiting for the launch of its kernels."""
+    if problem.device.type == "cuda" and problem.shape[-1] == CANDIDATES:
+        return captured(problem.device, problem.dtype)(problem)
+    return cheapest_group(problem)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from corp_cli.linalg.moments import Moments
+from corp_cli.linalg.moments import Moments, energy, relative
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,31 @@ def solve_spd(a: Tensor, b: Tensor) -> Tensor:
     return vectors @ (inverse[:, None] * (vectors.T @ b))
 
 
+def regularise(covariance: Tensor, ridge_lambda: float) -> tuple[Tensor, Tensor]:
+    """(Σ + λI, λ) with λ = `ridge_lambda` x mean(diag Σ), so that it means the same for every layer and model."""
+    ridge = ridge_lambda * covariance.diagonal().mean()
+    return covariance + ridge * torch.eye(len(covariance)).to(covariance), ridge
+
+
 def affine_prediction(moments: Moments, kept: Tensor, pruned: Tensor, ridge_lambda: float) -> Affine:
     """B = Σ_PS (Σ_SS + λI)⁻¹, c = μ_P - B μ_S (Eq. 10, 22), with the *centred* Σ of App. B.1.
 
-    λ = `ridge_lambda` x mean(diag Σ_SS), so that it means the same for every layer and model. kept [s] and
-    pruned [p] are index vectors. Eq. 9's raw second moments with Eq. 10's c would be inconsistent.
+    λ: see `regularise`. kept [s] and pruned [p] are index vectors. Eq. 9's raw second moments with Eq. 10's c would be
+    inconsistent.
     """
     cov, mean = moments.covariance, moments.mean
     cov_ss = cov[kept][:, kept]
-    ridge = ridge_lambda * cov_ss.diagonal().mean()
-    regularised = cov_ss + ridge * torch.eye(len(kept), dtype=cov.dtype, device=cov.device)
+    regularised, _ = regularise(cov_ss, ridge_lambda)
     B = solve_spd(regularised, cov[kept][:, pruned]).T
     return Affine(B, mean[pruned] - B @ mean[kept])
 
 
-def mean_prediction(moments: Moments, kept: Tensor, pruned: Tensor) -> Affine:
+def mean_prediction(moments: Moments, kept: Tensor, pruned: Tensor, ridge_lambda: float = 0.0) -> Affine:
     """B = 0, c = μ_P: pruned activations are replaced by their mean."""
     return Affine(moments.mean.new_zeros(len(pruned), len(kept)), moments.mean[pruned])
 
 
-def no_prediction(moments: Moments, kept: Tensor, pruned: Tensor) -> Affine:
+def no_prediction(moments: Moments, kept: Tensor, pruned: Tensor, ridge_lambda: float = 0.0) -> Affine:
     """B = 0, c = 0: pruned activations are dropped."""
     return Affine(moments.mean.new_zeros(len(pruned), len(kept)), moments.mean.new_zeros(len(pruned)))
 
@@ -61,12 +66,11 @@ def no_prediction(moments: Moments, kept: Tensor, pruned: Tensor) -> Affine:
 def refit(weight: Tensor, joint: Moments, ridge_lambda: float) -> tuple[Tensor, Tensor]:
     """W = (Σ_yx + λW₀)(Σ_xx + λI)⁻¹, b = μ_y - Wμ_x: ridge regression of y on x towards W₀ rather than towards zero.
 
-    weight W₀ [o, d]; `joint` are the moments of x and y side by side, [d + o]. λ = `ridge_lambda` x mean(diag Σ_xx).
+    weight W₀ [o, d]; `joint` are the moments of x and y side by side, [d + o]. λ: see `regularise`.
     """
     d = weight.shape[1]
     cov_xx, cov_yx = joint.covariance[:d, :d], joint.covariance[d:, :d]
-    ridge = ridge_lambda * cov_xx.diagonal().mean()
-    regularised = cov_xx + ridge * torch.eye(d, dtype=cov_xx.dtype, device=cov_xx.device)
+    regularised, ridge = regularise(cov_xx, ridge_lambda)
     new = solve_spd(regularised, (cov_yx + ridge * weight).T).T
     return new, joint.mean[d:] - new @ joint.mean[:d]
 
@@ -84,6 +88,5 @@ def affine_error(weight: Tensor, moments: Moments, kept: Tensor, pruned: Tensor,
     residual = cov[pruned][:, pruned] - B @ cov_ps.T - cov_ps @ B.T + B @ cov[kept][:, kept] @ B.T
     offset = mean[pruned] - B @ mean[kept] - affine.c
     weight_p = weight[:, pruned]
-    lost = ((weight_p @ residual) * weight_p).sum() + (weight_p @ offset).square().sum()
-    total = ((weight @ cov) * weight).sum()
-    return float(lost.clamp(min=0) / total) if total > 0 else 0.0
+    lost = energy(weight_p, residual) + (weight_p @ offset).square().sum()
+    return relative(lost, energy(weight, cov))

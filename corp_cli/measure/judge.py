@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
-from corp_cli.measure.features import RunningFeatures
-from corp_cli.measure.metrics import RunningMetrics
+from corp_cli.measure.metrics import RunningFeatures, RunningMetrics
 from corp_cli.measure.results import Evaluation
 from corp_cli.measure.timing import throughput
 

@@ -37,9 +37,7 @@ COUNTERS: dict[Any, Callable[..., int]] = {
 
 
 class _Counter(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.macs = 0
+    macs = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

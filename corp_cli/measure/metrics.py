@@ -1,4 +1,4 @@
-"""What is measured of a model's outputs: fidelity to a reference and, where labels exist, accuracy and calibration."""
+"""What is measured of a model's logits or, without a classifier, features: fidelity and, with labels, accuracy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from scipy.stats import binomtest
 from torch import Tensor
 
+from corp_cli.linalg.similarity import knn_hits, linear_cka
 from corp_cli.measure.results import Evaluation
 
 BINS = 15  # of confidence, for the calibration error
@@ -73,15 +74,14 @@ class RunningMetrics:
 
     def result(self) -> Evaluation:
         """The metrics of everything taken in."""
-        agreement, kl = (
-            (100 * self.agree / self.images, max(0.0, self.kl / self.images)) if self.has_reference else (None, None)
-        )
+        fidelity: tuple[float | None, float | None] = (None, None)
+        if self.has_reference:
+            fidelity = 100 * self.agree / self.images, max(0.0, self.kl / self.images)
         labelled, top1, top5 = (int(n) for n in self.by_class.sum(1))
         if labelled == 0:
-            return Evaluation(agreement, kl)
+            return Evaluation(*fidelity)
         return Evaluation(
-            agreement,
-            kl,
+            *fidelity,
             100 * top1 / labelled,
             wilson(top1, labelled),
             100 * top5 / labelled,
@@ -98,3 +98,43 @@ class RunningMetrics:
         """The classes of which there were images, in order of index."""
         columns = enumerate(self.by_class.T.tolist())
         return [ClassResult(index, *counts) for index, counts in columns if counts[0] > 0]
+
+
+class RunningFeatures:
+    """The features behind one Evaluation, kept on the host: linear CKA and k-NN compare all images with all others."""
+
+    def __init__(self) -> None:
+        self.features: list[Tensor] = []
+        self.references: list[Tensor] = []
+        self.labels: list[Tensor] = []
+
+    def add(self, features: Tensor, labels: Tensor, reference: Tensor | None) -> None:
+        """Take in features [B, ...], labels [B] (-1: none) and, where there is one, the reference's features.
+
+        Of labels [B, L] the first counts.
+        """
+        self.features.append(features.cpu().flatten(1).float())
+        self.labels.append(labels.cpu().reshape(len(labels), -1)[:, 0])
+        if reference is not None:
+            self.references.append(reference.cpu().flatten(1).float())
+
+    def result(self) -> Evaluation:
+        """The metrics of everything taken in."""
+        features, labels = torch.cat(self.features), torch.cat(self.labels)
+        cosine = cka = knn = None
+        if self.references:
+            reference = torch.cat(self.references)
+            cosine = min(1.0, float(F.cosine_similarity(features, reference).double().mean()))
+            cka = linear_cka(features, reference)
+        known = labels >= 0
+        if int(known.sum()) > 1:
+            knn = 100 * knn_hits(features[known], labels[known]) / int(known.sum())
+        return Evaluation(None, None, cosine=cosine, cka=cka, knn_top1=knn)
+
+    def labelled(self) -> int:
+        """How many images had a label."""
+        return sum(int((labels >= 0).sum()) for labels in self.labels)
+
+    def per_class(self) -> list[ClassResult]:
+        """None: without a classifier, no image has five guesses."""
+        return []

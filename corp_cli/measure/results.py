@@ -10,7 +10,7 @@ class Evaluation:
     """One model on one set of images; percentages in [0, 100], KL and loss in nats per image.
 
     Fidelity is None without a reference, the rest None without labels. A model without a classifier has the last three
-    in place of the others (corp_cli.measure.features).
+    in place of the others (RunningFeatures of corp_cli.measure.metrics).
     """
 
     agreement: float | None  # same top-1 class as the reference

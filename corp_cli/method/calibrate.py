@@ -77,11 +77,9 @@ def accumulation_device(device: torch.device) -> torch.device:
 class Calibration:
     """Running statistics of every block, for the groups that will be pruned. Hooks are in place only during `add`."""
 
-    def __init__(
-        self, model: nn.Module, blocks: tuple[Block, ...], groups: frozenset[str], device: torch.device
-    ) -> None:
+    def __init__(self, model: nn.Module, blocks: tuple[Block, ...], groups: frozenset[str]) -> None:
         self.model, self.blocks = model, blocks
-        home = accumulation_device(device)
+        home = accumulation_device(next(model.parameters()).device)
         self.sums: list[dict[str, Any]] = [_empty_sums(block, groups, home) for block in blocks]
 
     @torch.inference_mode()
@@ -89,12 +87,10 @@ class Calibration:
         """Run the dense model on images [B, C, H, W] and take in what its blocks compute."""
         handles = []
         for block, sums in zip(self.blocks, self.sums, strict=True):
-            if "hidden" in sums:
-                fc2 = self.model.get_submodule(f"{block.mlp}.fc2")
-                handles.append(fc2.register_forward_pre_hook(_take_input(sums["hidden"])))
-            if "head_output" in sums:
-                proj = self.model.get_submodule(f"{block.attn}.proj")
-                handles.append(proj.register_forward_pre_hook(_take_input(sums["head_output"])))
+            for name, path in (("hidden", f"{block.mlp}.fc2"), ("head_output", f"{block.attn}.proj")):
+                if name in sums:
+                    linear = self.model.get_submodule(path)
+                    handles.append(linear.register_forward_pre_hook(_take_input(sums[name])))
             if "logits" in sums:
                 handles.append(watch_rows(self.model.get_submodule(block.attn), sums["logits"].add))
         try:
@@ -109,18 +105,19 @@ class Calibration:
             BlockStatistics(**{name: total.result() for name, total in sums.items()}) for sums in self.sums
         )
         for block, found in zip(self.blocks, statistics, strict=True):
-            _require_finite(block, found)
+            require_finite(block, found)
         return statistics
 
 
 def _empty_sums(block: Block, groups: frozenset[str], device: torch.device) -> dict[str, Any]:
     """What is to be measured of a block: fields of BlockStatistics by name."""
     sums: dict[str, Any] = {}
-    if "mlp" in groups and "mlp" not in block.refusals:
+    allowed = groups - block.refusals.keys()
+    if "mlp" in allowed:
         sums["hidden"] = RunningMoments(block.sizes.mlp, device)
-    if "qk" in groups and "qk" not in block.refusals:
+    if "qk" in allowed:
         sums["logits"] = RunningLogits(block, device)
-    if (groups & {"vo", "heads"}) - block.refusals.keys():
+    if allowed & {"vo", "heads"}:
         sums["head_output"] = RunningMoments(block.sizes.heads * block.sizes.vo, device)
     return sums
 
@@ -133,16 +130,17 @@ def _take_input(running: RunningMoments) -> Callable[..., None]:
 
 
 def calibrate(
-    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], groups: frozenset[str], device: torch.device
+    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], groups: frozenset[str]
 ) -> Statistics:
     """Statistics of every block over all images of `batches` [B, C, H, W], for the groups that will be pruned."""
-    calibration = Calibration(model, blocks, groups, device)
+    calibration = Calibration(model, blocks, groups)
     for images in batches:
         calibration.add(images)
     return calibration.result()
 
 
-def _require_finite(block: Block, statistics: BlockStatistics) -> None:
+def require_finite(block: Block, statistics: BlockStatistics) -> None:
+    """Raise CorpError where what was measured of `block` is not finite."""
     moments = [m for m in (statistics.hidden, statistics.head_output) if m is not None]
     tensors = [m.covariance for m in moments]
     if statistics.logits is not None:
@@ -163,10 +161,8 @@ def require_tokens(
     """
     for block, found in zip(blocks, statistics, strict=True):
         for group, moments in (("mlp", found.hidden), ("vo", found.head_output)):
-            if moments is None or getattr(compensation, group) != "affine":
-                continue
-            channels = len(moments.mean)
-            if moments.count >= channels:
+            channels = 0 if moments is None else len(moments.mean)
+            if moments is None or moments.count >= channels or getattr(compensation, group) != "affine":
                 continue
             needed = math.ceil(channels * images / moments.count)
             said = (

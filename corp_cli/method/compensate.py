@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.logits import logit_error, missing_logits, split_factors
 from corp_cli.linalg.lowrank import logit_factors, output_factors
-from corp_cli.linalg.moments import Moments, diagonal_blocks, select_moments, transform_moments
+from corp_cli.linalg.moments import Moments, diagonal_blocks, energy, relative, select_moments, transform_moments
 from corp_cli.linalg.ridge import (
     Affine,
     affine_error,
@@ -22,7 +22,7 @@ from corp_cli.linalg.ridge import (
     no_prediction,
     refit,
 )
-from corp_cli.method.keep import KeptAttention, KeptUnits
+from corp_cli.method.keep import KeptUnits
 from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import AttentionWeights, Block, BlockWeights, MlpWeights
@@ -50,8 +50,8 @@ def pruned_indices(kept: Tensor, dense: int) -> Tensor:
 # --- affine folds: mlp.fc2 and attn.proj ----------------------------------------------------------------------
 
 AFFINE: dict[str, Callable[[Moments, Tensor, Tensor, float], Affine]] = {
-    "none": lambda moments, kept, pruned, ridge_lambda: no_prediction(moments, kept, pruned),
-    "mean": lambda moments, kept, pruned, ridge_lambda: mean_prediction(moments, kept, pruned),
+    "none": no_prediction,
+    "mean": mean_prediction,
     "affine": affine_prediction,
 }
 
@@ -133,24 +133,18 @@ def _rotate_values(
     new, _ = refit(start, joint, cfg.ridge_lambda)
     features, outputs = joint.mean[: len(encode)], joint.mean[len(encode) :]
     bias = (0 if weights.proj_bias is None else weights.proj_bias) + outputs - new @ features
-    total = ((proj @ cov) * proj).sum()
-
-    def error(weight: Tensor) -> float:
-        residual = proj - weight @ encode
-        return float(((residual @ cov) * residual).sum().clamp(min=0) / total) if total > 0 else 0.0
-
-    v = torch.einsum("hkd,hdi->hki", E[:, :size], weights.v)
-    v_bias = None if weights.v_bias is None else torch.einsum("hkd,hd->hk", E[:, :size], weights.v_bias)
+    v, v_bias = _mapped(E[:, :size], weights.v, weights.v_bias)
     rotated = replace(weights, v=v, v_bias=v_bias, proj=new.unflatten(1, (heads, size)), proj_bias=bias)
-    return rotated, GroupError(error(start), error(new))
+    before, after = (relative(energy(proj - w @ encode, cov), energy(proj, cov)) for w in (start, new))
+    return rotated, GroupError(before, after)
+
+
+def _mapped(maps: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Maps [h, k, d] of a weight [h, d, D] and its bias [h, d], head by head."""
+    return maps @ weight, None if bias is None else torch.einsum("hkd,hd->hk", maps, bias)
 
 
 # --- logits: attn.qkv -----------------------------------------------------------------------------------------
-
-
-def select_rows(weight: Tensor, index: Tensor) -> Tensor:
-    """Rows index [h, k] of a weight or bias [h, d, ...], head by head; [h, k, ...]."""
-    return torch.stack([of_head[rows] for of_head, rows in zip(weight, index, strict=True)])
 
 
 def only_heads(weights: AttentionWeights, heads: Tensor) -> AttentionWeights:
@@ -160,13 +154,17 @@ def only_heads(weights: AttentionWeights, heads: Tensor) -> AttentionWeights:
     return replace(weights, q=weights.q[heads], k=weights.k[heads], q_bias=q_bias, k_bias=k_bias, per_head=others)
 
 
-def _factors(statistics: LogitStatistics, qk: Tensor, cfg: CompensationConfig) -> tuple[Tensor, Tensor]:
-    """(A, B), [h, k, d] each, with logits (Aq)·(Bk) for the kept dimensions `qk` [h, k], as `cfg.qk` says."""
+def _factors(
+    statistics: LogitStatistics, qk: Tensor, selection: Tensor, cfg: CompensationConfig
+) -> tuple[Tensor, Tensor]:
+    """(A, B), [h, k, d] each, with logits (Aq)·(Bk) for the kept dimensions `qk` [h, k], as `cfg.qk` says.
+
+    selection [h, k, d] takes q to those dimensions.
+    """
     gram_q, gram_k = statistics.gram_q, statistics.gram_k
     if cfg.qk == "lowrank":
         A, B, _ = logit_factors(gram_q, statistics.gram_k_centred)
         return A[:, : qk.shape[1]], B[:, : qk.shape[1]]
-    selection = select_rows(torch.eye(gram_q.shape[1]).to(gram_q).expand_as(gram_q), qk)
     if cfg.qk == "none":
         return selection, selection
     pruned = torch.stack([pruned_indices(row, gram_q.shape[1]) for row in qk])
@@ -185,39 +183,17 @@ def compensate_qk(
     logits of centred keys for `lowrank`, else to all logits.
     """
     weights = only_heads(weights, heads)
-    of_heads = LogitStatistics(
-        statistics.gram_q[heads],
-        statistics.gram_k[heads],
-        statistics.gram_k_centred[heads],
-        statistics.energy[heads],
-    )
-    A, B = _factors(of_heads, qk, cfg)
-    gram_k = of_heads.gram_k_centred if cfg.qk == "lowrank" else of_heads.gram_k
-    dropped = select_rows(torch.eye(gram_k.shape[1]).to(gram_k).expand_as(gram_k), qk)
-    error = GroupError(
-        logit_error(of_heads.gram_q, gram_k, dropped.mT @ dropped), logit_error(of_heads.gram_q, gram_k, A.mT @ B)
-    )
-    q_bias = None if weights.q_bias is None else torch.einsum("hkd,hd->hk", A, weights.q_bias)
-    k_bias = None if weights.k_bias is None else torch.einsum("hkd,hd->hk", B, weights.k_bias)
-    return replace(weights, q=A @ weights.q, k=B @ weights.k, q_bias=q_bias, k_bias=k_bias), error
+    of_heads = LogitStatistics(**{name: values[heads] for name, values in vars(statistics).items()})
+    gram_q, gram_k = of_heads.gram_q, of_heads.gram_k_centred if cfg.qk == "lowrank" else of_heads.gram_k
+    dropped = torch.eye(gram_q.shape[1]).to(gram_q)[qk]
+    A, B = _factors(of_heads, qk, dropped, cfg)
+    error = GroupError(logit_error(gram_q, gram_k, dropped.mT @ dropped), logit_error(gram_q, gram_k, A.mT @ B))
+    q, q_bias = _mapped(A, weights.q, weights.q_bias)
+    k, k_bias = _mapped(B, weights.k, weights.k_bias)
+    return replace(weights, q=q, k=k, q_bias=q_bias, k_bias=k_bias), error
 
 
 # --- all blocks -----------------------------------------------------------------------------------------------
-
-
-def compensate_attention(
-    weights: AttentionWeights, statistics: BlockStatistics, kept: KeptAttention, cfg: CompensationConfig
-) -> tuple[AttentionWeights, dict[str, GroupError]]:
-    """The attention of one block cut to `kept`: values and proj first, then queries and keys."""
-    heads, qk, vo = (index.to(weights.proj.device) for index in (kept.heads, kept.qk, kept.vo))
-    errors: dict[str, GroupError] = {}
-    if statistics.head_output is not None:
-        weights, errors["vo"] = compensate_vo(weights, statistics.head_output, heads, vo, cfg)
-    if statistics.logits is not None:
-        weights, errors["qk"] = compensate_qk(weights, statistics.logits, heads, qk, cfg)
-    else:
-        weights = only_heads(weights, heads)
-    return weights, errors
 
 
 def compensate_block(
@@ -227,7 +203,14 @@ def compensate_block(
     attn = mlp = None
     errors: dict[str, GroupError] = {}
     if kept.attn is not None and dense.attn is not None:
-        attn, errors = compensate_attention(dense.attn, statistics, kept.attn, cfg)
+        attn = dense.attn
+        heads, qk, vo = (index.to(attn.proj.device) for index in (kept.attn.heads, kept.attn.qk, kept.attn.vo))
+        if statistics.head_output is not None:
+            attn, errors["vo"] = compensate_vo(attn, statistics.head_output, heads, vo, cfg)
+        if statistics.logits is not None:
+            attn, errors["qk"] = compensate_qk(attn, statistics.logits, heads, qk, cfg)
+        else:
+            attn = only_heads(attn, heads)
     if kept.mlp is not None and dense.mlp is not None and statistics.hidden is not None:
         mlp, errors["mlp"] = compensate_mlp(dense.mlp, statistics.hidden, kept.mlp, cfg)
     return BlockWeights(attn, mlp), errors

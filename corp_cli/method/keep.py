@@ -38,9 +38,7 @@ def keep(scores: Scores, block: Block, sizes: Sizes) -> KeptUnits:
     """The units of a block with the highest scores, as many as `sizes` says."""
     dense = block.sizes
     mlp = top(scores.mlp, sizes.mlp) if scores.mlp is not None and sizes.mlp < dense.mlp else None
-    heads = torch.arange(dense.heads)
-    if scores.heads is not None:
-        heads = top(scores.heads, sizes.heads).cpu()
+    heads = torch.arange(dense.heads) if scores.heads is None else top(scores.heads, sizes.heads).cpu()
     qk = _kept_dimensions(scores.qk, heads, dense.qk, sizes.qk)
     vo = _kept_dimensions(scores.vo, heads, dense.vo, sizes.vo)
     pruned = (len(heads), qk.shape[1], vo.shape[1]) != (dense.heads, dense.qk, dense.vo)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import RankerConfig
+from corp_cli.linalg.moments import Moments
 from corp_cli.linalg.obs import removal_order
 from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights
-from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights
+from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
 from corp_cli.runtime import console
+
+CONSTANT = 1e-6  # of the mean: deviations below it are the rounding of float32
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class RankerArgs:
 
     generator: torch.Generator
     ridge_lambda: float
+    kept: Sizes | None = None  # of the block, where they are known already: what is ranked above them may tie
 
     @staticmethod
     def seeded(seed: int, ridge_lambda: float) -> RankerArgs:
@@ -55,12 +59,14 @@ def mlp_variance(weights: MlpWeights, statistics: BlockStatistics, args: RankerA
 
 
 def mlp_obs(weights: MlpWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
-    """Output error once channel j is removed, in the greedy order of OBS: what is removed last scores highest."""
+    """The place of channel j in the greedy order in which OBS removes them; those that it does not come to tie."""
     assert statistics.hidden is not None
-    removal = removal_order(weights.fc2, statistics.hidden, args.ridge_lambda)
-    position = torch.empty_like(removal.error)
-    position[removal.order] = torch.arange(len(removal.order)).to(position)
-    return position
+    d = weights.fc2.shape[1]
+    removals = d if args.kept is None else d - args.kept.mlp
+    removal = removal_order(weights.fc2, statistics.hidden, args.ridge_lambda, removals)
+    place = torch.full_like(weights.fc2[0], d)
+    place[removal.order] = torch.arange(removals).to(place)
+    return place
 
 
 def mlp_magnitude(weights: MlpWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
@@ -69,11 +75,6 @@ def mlp_magnitude(weights: MlpWeights, statistics: BlockStatistics, args: Ranker
     for fc1 in weights.fc1:
         score = score * fc1.norm(dim=1)
     return score
-
-
-def mlp_random(weights: MlpWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
-    """Uniform in [0, 1)."""
-    return torch.rand(weights.fc2.shape[1], generator=args.generator, dtype=torch.float64)
 
 
 def qk_activation(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
@@ -87,11 +88,6 @@ def qk_magnitude(weights: AttentionWeights, statistics: BlockStatistics, args: R
     return weights.q.square().sum(-1) * weights.k.square().sum(-1)
 
 
-def qk_random(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
-    """Uniform in [0, 1)."""
-    return torch.rand(weights.q.shape[:2], generator=args.generator, dtype=torch.float64)
-
-
 def vo_activation(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
     """E[o_j²] of every dimension of every head's output: Alg. 2 applied to the input of proj."""
     assert statistics.head_output is not None
@@ -101,11 +97,6 @@ def vo_activation(weights: AttentionWeights, statistics: BlockStatistics, args: 
 def vo_magnitude(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
     """‖w_V,j‖ ‖proj_:j‖."""
     return weights.v.norm(dim=-1) * weights.proj.norm(dim=0)
-
-
-def vo_random(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
-    """Uniform in [0, 1)."""
-    return torch.rand(weights.v.shape[:2], generator=args.generator, dtype=torch.float64)
 
 
 def heads_activation(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
@@ -118,22 +109,34 @@ def heads_magnitude(weights: AttentionWeights, statistics: BlockStatistics, args
     return weights.v.flatten(1).norm(dim=1) * weights.proj.transpose(0, 1).flatten(1).norm(dim=1)
 
 
-def heads_random(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
-    """Uniform in [0, 1)."""
-    return torch.rand(weights.v.shape[0], generator=args.generator, dtype=torch.float64)
+def random(units: torch.Size, args: RankerArgs) -> Tensor:
+    """Uniform in [0, 1), for units of this shape."""
+    return torch.rand(units, generator=args.generator, dtype=torch.float64)
 
 
 RANKERS: dict[str, dict[str, Callable[..., Tensor]]] = {
     "mlp": {
         "activation": mlp_activation,
         "magnitude": mlp_magnitude,
-        "random": mlp_random,
+        "random": lambda weights, statistics, args: random(weights.fc2.shape[1:], args),
         "variance": mlp_variance,
         "obs": mlp_obs,
     },
-    "qk": {"activation": qk_activation, "magnitude": qk_magnitude, "random": qk_random},
-    "vo": {"activation": vo_activation, "magnitude": vo_magnitude, "random": vo_random},
-    "heads": {"activation": heads_activation, "magnitude": heads_magnitude, "random": heads_random},
+    "qk": {
+        "activation": qk_activation,
+        "magnitude": qk_magnitude,
+        "random": lambda weights, statistics, args: random(weights.q.shape[:2], args),
+    },
+    "vo": {
+        "activation": vo_activation,
+        "magnitude": vo_magnitude,
+        "random": lambda weights, statistics, args: random(weights.v.shape[:2], args),
+    },
+    "heads": {
+        "activation": heads_activation,
+        "magnitude": heads_magnitude,
+        "random": lambda weights, statistics, args: random(weights.v.shape[:1], args),
+    },
 }
 
 
@@ -150,8 +153,16 @@ def rank_block(
     for group in GROUPS:
         part = weights.mlp if group == "mlp" else weights.attn
         if group in groups and group not in block.refusals and part is not None:
-            found[group] = RANKERS[group][getattr(cfg, group)](part, statistics, args)
+            score = RANKERS[group][getattr(cfg, group)](part, statistics, args)
+            moments = {"mlp": statistics.hidden, "vo": statistics.head_output}.get(group)
+            found[group] = score if moments is None else constant_first(score, moments)
     return Scores(**found)
+
+
+def constant_first(score: Tensor, moments: Moments) -> Tensor:
+    """`score`, which is never negative, with -1 for channels that vary by rounding alone: the bias takes their mean."""
+    constant = moments.covariance.diagonal() <= (CONSTANT * moments.mean).square()
+    return score.masked_fill(constant.view_as(score).to(score.device), -1.0)
 
 
 def rank(
@@ -161,9 +172,11 @@ def rank(
     groups: frozenset[str],
     cfg: RankerConfig,
     args: RankerArgs,
+    sizes: tuple[Sizes, ...] | None = None,
 ) -> tuple[Scores, ...]:
-    """Scores of every block."""
+    """Scores of every block; sizes: those that will be kept, where that does not depend on the scores."""
+    every = zip(blocks, statistics, sizes or [None] * len(blocks), strict=True)
     return tuple(
-        rank_block(block_weights(model, block), found, block, groups, cfg, args)
-        for block, found in console.track(zip(blocks, statistics, strict=True), "rank", len(blocks))
+        rank_block(block_weights(model, block), found, block, groups, cfg, replace(args, kept=kept))
+        for block, found, kept in console.track(every, "rank", len(blocks))
     )

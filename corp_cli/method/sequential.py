@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from corp_cli.config.prune import CompensationConfig, RankerConfig
 from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
 from corp_cli.linalg.ridge import refit
-from corp_cli.method.calibrate import RunningLogits, accumulation_device
+from corp_cli.method.calibrate import RunningLogits, accumulation_device, require_finite
 from corp_cli.method.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
 from corp_cli.method.keep import KeptAttention, keep
 from corp_cli.method.rank import RankerArgs, rank_block
@@ -37,7 +37,7 @@ from corp_cli.method.stream import (
     token_weights,
 )
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
-from corp_cli.models.blocks import AttentionWeights, Block, MlpWeights, Sizes
+from corp_cli.models.blocks import AttentionWeights, Block, Sizes
 from corp_cli.models.kinds import rows_of
 from corp_cli.models.streams import input_of, sublayers
 from corp_cli.models.sublayers import Sublayer
@@ -67,7 +67,6 @@ def compensate_sequentially(
     ranker: RankerConfig,
     cfg: CompensationConfig,
     args: RankerArgs,
-    device: torch.device,
     progress: Progress | None = None,
 ) -> tuple[nn.Module, Errors]:
     """A copy of `dense` cut to `sizes`, each block ranked and compensated on the stream of those before it.
@@ -76,7 +75,7 @@ def compensate_sequentially(
     holds are taken from it, and others are added to it.
     """
     pruned = copy.deepcopy(dense)
-    stream = start_streams(dense, blocks, batches, cfg, device)
+    stream = start_streams(dense, blocks, batches, cfg)
     every: list[dict[str, GroupError]] = []
     for i, block in enumerate(console.track(blocks, "compensate", len(blocks))):
         enter_block(stream, dense, block)
@@ -87,11 +86,14 @@ def compensate_sequentially(
 
         if known is None and weights.attn is not None:
             statistics, targets = observe_attention(stream, dense, block, attention, cfg)
+            require_finite(block, statistics)
             scores = rank_block(weights, statistics, block, groups - {"mlp"}, ranker, args)
             kept = keep(scores, block, sizes[i]).attn
             attn = cut_logits(weights.attn, statistics, block, kept, cfg, errors)
             replace_attention(pruned, block, attn)
-            moments = joint_moments(stream, sublayers(pruned, block)[0], targets)
+            cut = sublayers(pruned, block)[0]
+            moments = joint_moments(stream, cut, observe_cut(stream, cut, targets))
+            require_finite(block, BlockStatistics(head_output=moments))
             replace_attention(pruned, block, refit_proj(attn, moments, kept, cfg, errors))
         else:
             advance_dense(stream, attention)
@@ -102,10 +104,13 @@ def compensate_sequentially(
 
         if known is None and weights.mlp is not None:
             moments = observe_mlp(stream, mlp, cfg)
-            refitted = refit_fc2(weights.mlp, moments, cfg)
+            require_finite(block, BlockStatistics(hidden=moments))
+            fc2, bias = refit(weights.mlp.fc2, moments, cfg.ridge_lambda)
+            refitted = replace(weights.mlp, fc2=fc2, fc2_bias=bias)
             hidden = select_moments(moments, torch.arange(mlp.output.in_features, device=moments.mean.device))
             found, by_mlp = BlockStatistics(hidden=hidden), replace(weights, mlp=refitted)
-            units = keep(rank_block(by_mlp, found, block, groups & {"mlp"}, ranker, args), block, sizes[i]).mlp
+            known_size = replace(args, kept=sizes[i])
+            units = keep(rank_block(by_mlp, found, block, groups & {"mlp"}, ranker, known_size), block, sizes[i]).mlp
             if units is not None:
                 refitted, errors["mlp"] = compensate_mlp(refitted, hidden, units, cfg)
             replace_mlp(pruned, block, refitted)
@@ -145,7 +150,7 @@ def inverse_gain(gain: Tensor | float) -> Tensor | float:
 
 @dataclass(frozen=True)
 class Seen:
-    """A dense branch on one batch of x̂: what goes into its last layer, what should come out, how often tokens count."""
+    """A branch on one batch of x̂: what goes into its last layer, what should come out, how often tokens count."""
 
     inputs: Tensor
     target: Tensor
@@ -180,20 +185,23 @@ def observe_attention(
 
 def observe_mlp(stream: Stream, branch: Sublayer, cfg: CompensationConfig) -> Moments:
     """Moments of the hidden channels of the dense MLP on x̂ and of what fc2 should give, side by side."""
-    joint = RunningMoments(branch.output.in_features + branch.output.out_features, accumulation_device(stream.device))
-    for seen in observe(stream, branch, cfg):
-        joint.add(torch.cat([seen.inputs, seen.target], -1).flatten(0, -2), seen.weights.flatten())
-    return joint.result()
+    return joint_moments(stream, branch, observe(stream, branch, cfg))
 
 
-def joint_moments(stream: Stream, cut: Sublayer, targets: list[Tensor]) -> Moments:
-    """Moments of the inputs of `cut.output` on x̂ and of what it should give, side by side."""
-    joint = RunningMoments(cut.output.in_features + cut.output.out_features, accumulation_device(stream.device))
+def observe_cut(stream: Stream, cut: Sublayer, targets: list[Tensor]) -> Iterator[Seen]:
+    """The branch `cut` on every batch of x̂, with what it should give."""
     for batch in stream.batches():
         with input_of(cut.output) as inputs:
             cut.branch(batch.x_hat, batch.sizes)
-        pair = [inputs[0].flatten(0, -2), targets[batch.index].to(stream.device).flatten(0, -2)]
-        joint.add(torch.cat(pair, -1), token_weights(stream, batch, cut).flatten())
+        yield Seen(inputs[0], targets[batch.index].to(stream.device), token_weights(stream, batch, cut))
+
+
+def joint_moments(stream: Stream, branch: Sublayer, every: Iterable[Seen]) -> Moments:
+    """Moments of the inputs of `branch.output` and of what should come out, side by side."""
+    joint = RunningMoments(branch.output.in_features + branch.output.out_features, accumulation_device(stream.device))
+    for seen in every:
+        pair = [seen.inputs.flatten(0, -2), seen.target.flatten(0, -2)]
+        joint.add(torch.cat(pair, -1), seen.weights.flatten())
     return joint.result()
 
 
@@ -236,9 +244,3 @@ def refit_proj(
     every = torch.arange(len(kept.heads), device=proj.device)
     attn, errors["vo"] = compensate_vo(attn, inputs, every, kept.vo.to(proj.device), cfg)
     return attn
-
-
-def refit_fc2(mlp: MlpWeights, moments: Moments, cfg: CompensationConfig) -> MlpWeights:
-    """`mlp` with fc2 refitted on `moments` of the hidden channels and its target."""
-    fc2, bias = refit(mlp.fc2, moments, cfg.ridge_lambda)
-    return replace(mlp, fc2=fc2, fc2_bias=bias)

@@ -64,11 +64,7 @@ class Batch:
 
 
 def start_streams(
-    model: nn.Module,
-    blocks: tuple[Block, ...],
-    batches: Iterable[Tensor],
-    cfg: CompensationConfig,
-    device: torch.device,
+    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], cfg: CompensationConfig
 ) -> Stream:
     """The input of the first block, and the weights of its tokens, for every batch of images.
 
@@ -81,7 +77,7 @@ def start_streams(
         found.append(x.cpu())
         sequence = x.ndim == 3
         weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu() if sequence else None)
-    return Stream(found, list(found), weights, [None] * len(found), device)
+    return Stream(found, list(found), weights, [None] * len(found), next(model.parameters()).device)
 
 
 # --- on its way -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -16,6 +17,7 @@ from corp_cli.models.blocks import ATTENTION_GROUPS, AttentionWeights, Block, Bl
 from corp_cli.models.kinds import KINDS, assign_per_head, per_head, qkv_rows, refused, unreadable
 from corp_cli.models.spec import AttentionSizes
 
+STAGED = SwinTransformer, SwinTransformerV2  # their blocks are in stages
 REFUSED = {
     "ByobNet": "is built of convolutions (in MobileViT, with small transformers between them)",
     "Levit": "norms the queries, keys and values of its attention over the batch",
@@ -43,7 +45,7 @@ def block_names(model: nn.Module) -> list[str]:
     children = getattr(model, "blocks", None)
     if isinstance(children, nn.Sequential | nn.ModuleList):
         return [f"blocks.{i}" for i in range(len(children))]
-    if isinstance(model, SwinTransformer | SwinTransformerV2):
+    if isinstance(model, STAGED):
         stages = enumerate(cast(nn.Sequential, model.layers))
         return [f"layers.{i}.blocks.{j}" for i, stage in stages for j in range(len(cast(nn.Sequential, stage.blocks)))]
     return []
@@ -52,28 +54,24 @@ def block_names(model: nn.Module) -> list[str]:
 def _read_block(model: nn.Module, name: str) -> Block:
     module = model.get_submodule(name)
     attn, mlp = getattr(module, "attn", None), getattr(module, "mlp", None)
-    refusals: dict[str, str] = {}
     if not isinstance(attn, nn.Module) or not isinstance(mlp, nn.Module):
         raise CorpError(
             f"{name} is a {type(module).__name__}, whose attention and MLP are not separate; "
             "corp cannot prune this model."
         )
-    heads = qk = vo = 0
+    hidden = heads = qk = vo = 0
     scale = 1.0
-    refusal = unreadable(attn)
-    if refusal:
-        refusals.update(dict.fromkeys(ATTENTION_GROUPS, refusal))
-    elif isinstance(attn, PrunedAttention):
-        heads, qk, vo, scale = attn.num_heads, attn.qk_dim, attn.v_dim, attn.scale
+    if refusal := unreadable(attn):
+        refusals = dict.fromkeys(ATTENTION_GROUPS, refusal)
     else:
+        refusals = refused(attn, model)
         heads, scale = cast(int, attn.num_heads), cast(float, getattr(attn, "scale", 1.0))
-        qk = vo = _linear(attn, "proj").in_features // heads
-    if not refusal:
-        refusals.update(refused(attn, model))
-    mlp_refusal = _refuse_mlp(mlp)
-    if mlp_refusal:
-        refusals["mlp"] = mlp_refusal
-    hidden = 0 if mlp_refusal else _fc2(mlp).in_features
+        vo = _linear(attn, "proj").in_features // heads
+        qk = cast(int, getattr(attn, "qk_dim", vo))
+    if refusal := _refuse_mlp(mlp):
+        refusals["mlp"] = refusal
+    else:
+        hidden = _linear(mlp, "fc2").in_features
     place = f"{name.rpartition('.')[0]}, window {getattr(module, 'window_size', None)}"
     return Block(name, f"{name}.attn", f"{name}.mlp", Sizes(hidden, qk, vo, heads), scale, refusals, place)
 
@@ -92,12 +90,8 @@ def _linear(module: nn.Module, name: str) -> nn.Linear:
     return cast(nn.Linear, getattr(module, name))
 
 
-def _fc2(mlp: nn.Module) -> nn.Linear:
-    return _linear(mlp, "fc2")
-
-
 def _stack(linears: tuple[Tensor | None, ...]) -> Tensor | None:
-    """Rows of several biases one below the other; None when none of them has any."""
+    """Several biases one below the other; None when there are none."""
     given = [t.flatten() for t in linears if t is not None]
     return torch.cat(given) if given else None
 
@@ -110,8 +104,8 @@ def _double(tensor: Tensor) -> Tensor:
 
 def block_weights(model: nn.Module, block: Block) -> BlockWeights:
     """The weights of a block as the stages see them."""
-    attn = None if block.sizes.heads == 0 else attention_weights(model, block)
-    return BlockWeights(attn, None if block.sizes.mlp == 0 else mlp_weights(model, block))
+    attn = attention_weights(model, block) if block.sizes.heads else None
+    return BlockWeights(attn, mlp_weights(model, block) if block.sizes.mlp else None)
 
 
 # --- attention ------------------------------------------------------------------------------------------------
@@ -120,27 +114,19 @@ def block_weights(model: nn.Module, block: Block) -> BlockWeights:
 def attention_weights(model: nn.Module, block: Block) -> AttentionWeights:
     """The projections of a block's attention, split by head, in float64."""
     attn = model.get_submodule(block.attn)
-    (weight, qkv_bias), proj, s = qkv_rows(attn), _linear(attn, "proj"), block.sizes
-    widths, rows = (s.qk, s.qk, s.vo), [s.heads * s.qk, s.heads * s.qk, s.heads * s.vo]
-    parts = _double(weight).split(rows)
-    q, k, v = (part.reshape(s.heads, width, -1) for part, width in zip(parts, widths, strict=True))
-    q_bias: Tensor | None = None
-    k_bias: Tensor | None = None
-    v_bias: Tensor | None = None
-    if qkv_bias is not None:
-        bias = _double(qkv_bias).split(rows)
-        q_bias, k_bias, v_bias = (part.reshape(s.heads, width) for part, width in zip(bias, widths, strict=True))
-    return AttentionWeights(
-        q,
-        k,
-        v,
-        q_bias,
-        k_bias,
-        v_bias,
-        _double(proj.weight).reshape(-1, s.heads, s.vo),
-        None if proj.bias is None else _double(proj.bias),
-        per_head(attn),
-    )
+    (weight, bias), proj, s = qkv_rows(attn), _linear(attn, "proj"), block.sizes
+    widths = s.qk, s.qk, s.vo
+
+    def by_head(rows: Tensor) -> list[Tensor]:
+        parts = _double(rows).split([s.heads * width for width in widths])
+        return [part.unflatten(0, (s.heads, width)) for part, width in zip(parts, widths, strict=True)]
+
+    q, k, v = by_head(weight)
+    biases: Sequence[Tensor | None] = [None] * 3 if bias is None else by_head(bias)
+    q_bias, k_bias, v_bias = biases
+    out = _double(proj.weight).unflatten(1, (s.heads, s.vo))
+    out_bias = None if proj.bias is None else _double(proj.bias)
+    return AttentionWeights(q, k, v, q_bias, k_bias, v_bias, out, out_bias, per_head(attn))
 
 
 def replace_attention(model: nn.Module, block: Block, weights: AttentionWeights) -> None:
@@ -172,7 +158,7 @@ def _fc1_names(mlp: nn.Module) -> tuple[str, ...]:
 def mlp_weights(model: nn.Module, block: Block) -> MlpWeights:
     """The linear layers of a block's MLP, in float64. A gated MLP gives two fc1, value and gate in timm's order."""
     mlp = model.get_submodule(block.mlp)
-    fc2 = _fc2(mlp)
+    fc2 = _linear(mlp, "fc2")
     weights: list[Tensor] = []
     biases: list[Tensor | None] = []
     for name in _fc1_names(mlp):
@@ -192,13 +178,13 @@ def replace_mlp(model: nn.Module, block: Block, weights: MlpWeights) -> None:
     for i, name in enumerate(names):
         part = slice(i * per_layer, (i + 1) * per_layer)
         _assign(_linear(mlp, name), torch.cat(weights.fc1[part]), _stack(weights.fc1_bias[part]))
-    _assign(_fc2(mlp), weights.fc2, weights.fc2_bias)
+    _assign(_linear(mlp, "fc2"), weights.fc2, weights.fc2_bias)
 
 
 def resize_mlp(model: nn.Module, block: Block, hidden: int, fc2_bias: bool) -> nn.Module:
     """Put uninitialised linear layers with `hidden` channels in the place of the MLP's."""
     mlp = model.get_submodule(block.mlp)
-    fc2 = _fc2(mlp)
+    fc2 = _linear(mlp, "fc2")
     for name in _fc1_names(mlp):
         fc1 = _linear(mlp, name)
         rows = hidden * (fc1.out_features // fc2.in_features)

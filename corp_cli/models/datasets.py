@@ -12,6 +12,7 @@ from PIL import Image
 from timm.data import create_dataset
 
 from corp_cli.errors import CorpError
+from corp_cli.images.decode import FORMATS
 from corp_cli.images.sources import ImageSet, Sample, expand
 
 PACKAGES = {"hfds": "datasets", "hfids": "datasets", "tfds": "tensorflow-datasets", "wds": "webdataset"}
@@ -19,7 +20,7 @@ LABEL_FIELDS = ("targets", "labels", "_labels")  # where torchvision's datasets 
 
 
 class Indexed:
-    """A dataset with random access. Images come undecoded where timm allows it, and are decoded in the workers."""
+    """A dataset with random access. Images come undecoded where timm allows it."""
 
     in_order = False
 
@@ -29,7 +30,7 @@ class Indexed:
     def read(self, index: int) -> tuple[Image.Image, int]:
         """Image `index` and its class, -1 where unknown."""
         image, target, *_ = self.source[index]
-        opened = image if isinstance(image, Image.Image) else Image.open(image)
+        opened = image if isinstance(image, Image.Image) else Image.open(image, formats=FORMATS)
         return opened, target if isinstance(target, int) else -1
 
 
@@ -53,16 +54,26 @@ class Stream:
         return image, target if isinstance(target, int) else -1
 
 
-def read_dataset(name: str, root: str | None, split: str, key: str, limit: int | None) -> ImageSet:
+def read_dataset(
+    name: str,
+    root: str | None,
+    split: str,
+    key: str,
+    limit: int | None,
+    image_key: str | None = None,
+    label_key: str | None = None,
+) -> ImageSet:
     """The images of timm's dataset `name`; of a stream at most the first `limit`.
 
-    Raises CorpError where the package that it needs is missing, the network is out of reach, or there is no such data.
+    image_key, label_key: the columns that hold them, where timm would look for others. Raises CorpError where the
+    package that it needs is missing, the network is out of reach, or there is no such data.
     """
     prefix = name.partition("/")[0].lower()
-    where = f"{key}={name}"
+    where, place = f"{key}={name}", key.rpartition(".")[0]
+    columns = {} if prefix == "torch" else {"input_key": image_key, "target_key": label_key}
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # timm prints its own advice
-            dataset = create_dataset(name, root and str(expand(root)), split=split, input_img_mode="")
+            dataset = create_dataset(name, root and str(expand(root)), split=split, input_img_mode="", **columns)
             stream = prefix in ("hfids", "tfds", "wds")
             count = _stream_length(dataset, limit) if stream else len(dataset)
     except ImportError as error:
@@ -70,18 +81,35 @@ def read_dataset(name: str, root: str | None, split: str, key: str, limit: int |
         raise CorpError(f"{where} needs the package {package}; pip install {package}.") from error
     except Exception as error:  # every backend has its own errors
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        place = key.rpartition(".")[0]
         raise CorpError(
             f"{where} cannot be opened ({type(error).__name__}: {why}); check the name, {place}.split={split} and "
             f"{place}.root={root or 'null'}, or without a network give a folder of images."
         ) from error
     if count == 0:
         raise CorpError(f"{where} holds no images in the split {split}; choose another.")
-    reader = Stream(dataset) if stream else Indexed(dataset)
     names, targets = _classes(dataset, count) if not stream else (None, None)
+    unlabelled = prefix == "hfds" and not _has_labels(dataset.reader, label_key, where, place)
+    reader = Stream(dataset) if stream else Indexed(dataset)
     folders = tuple(names[target] if names else str(target) for target in targets) if targets else ("",) * count
     items = tuple(Sample(reader, index, f"{name} {split} {index}") for index in range(count))
-    return ImageSet(name, items, folders, classes=names, labels_on_read=targets is None)
+    return ImageSet(name, items, folders, classes=names, labels_on_read=targets is None and not unlabelled)
+
+
+def _has_labels(reader: Any, label_key: str | None, where: str, place: str) -> bool:
+    """Whether the columns of timm's `reader` include classes; where not, every image gets -1.
+
+    Raises CorpError where the column of images is missing, or that of classes which was asked for.
+    """
+    columns = reader.dataset.column_names
+    if reader.dataset[0].get(reader.image_key) is None:  # casting a column that is not there makes an empty one
+        columns = [column for column in columns if column != reader.image_key]
+    for key, column, needed in (("image_key", reader.image_key, True), ("label_key", reader.label_key, label_key)):
+        if needed and column not in columns:
+            raise CorpError(f"{where} has no column {column}, only {', '.join(columns)}; name one by {place}.{key}.")
+    found = reader.label_key in columns
+    if not found:
+        reader.dataset = reader.dataset.add_column(reader.label_key, [-1] * len(reader.dataset))
+    return found
 
 
 def _stream_length(dataset: Any, limit: int | None) -> int:

@@ -19,11 +19,20 @@ from torch import Tensor
 
 from corp_cli.errors import CorpError
 from corp_cli.images.sources import expand
+from corp_cli.models.image_processors import image_data
 from corp_cli.models.state_dict import read_state_dict
 
 PREFIX = "transformers:"
-FILES = ["config.json", "preprocessor_config.json", "*.safetensors", "pytorch_model.bin"]
-RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+FILES = ["*.json", "*.safetensors", "pytorch_model*.bin"]
+# what config.json may leave out; and where a model's own differs
+DEFAULTS = {"image_size": 224, "patch_size": 16, "num_channels": 3, "hidden_act": "gelu"} | {
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+}
+OWN_DEFAULTS: dict[str, dict[str, Any]] = {
+    "dinov2": {"patch_size": 14},
+    "siglip_vision_model": {"hidden_act": "gelu_pytorch_tanh"},
+}
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 
 # (pattern in the names of transformers, name in timm); the first that matches the whole name counts
@@ -82,13 +91,31 @@ def read_transformers(name: str) -> Rewritten:
         raise CorpError(
             f"model.name={name} leads to no config.json; give a folder or repository that transformers wrote."
         )
-    config = config.get("vision_config", config) | {"id2label": config.get("id2label")}
+    try:
+        return _rewritten(folder, filled(config), name)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise CorpError(
+            f"model.name={name}: its config.json and weights are not those of a model that transformers wrote "
+            f"({type(error).__name__}: {str(error)[:80]}); copy or download them again."
+        ) from error
+
+
+def _rewritten(folder: Path, config: dict[str, Any], name: str) -> Rewritten:
     state = rename(_weights(folder, name))
     timm_name, args = architecture(config, state, name)
     labels = config.get("id2label") or {}
     names = [labels[key] for key in sorted(labels, key=int)] if args["num_classes"] == len(labels) else []
-    preprocessing = _json(folder / "preprocessor_config.json") or {}
-    return Rewritten(timm_name, args, image_data(preprocessing, config), names, state)
+    data = image_data(_json(folder / "preprocessor_config.json"), config, name)
+    return Rewritten(timm_name, args, data, names, state)
+
+
+def filled(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json of a model, or of its vision tower, with what transformers takes where it says nothing."""
+    tower = config.get("vision_config", config)
+    kind = tower.get("model_type", config.get("model_type"))
+    kind = "siglip_vision_model" if kind == "siglip" else kind
+    given = {**tower, "model_type": kind, "id2label": config.get("id2label")}
+    return {**DEFAULTS, **OWN_DEFAULTS.get(kind, {}), **given}
 
 
 def _folder(name: str) -> Path:
@@ -110,15 +137,26 @@ def _folder(name: str) -> Path:
 def _json(path: Path) -> dict[str, Any] | None:
     try:
         content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorpError(f"{path} cannot be read ({type(error).__name__}); copy or download it again.") from error
+    if not isinstance(content, dict):
+        raise CorpError(f"{path} holds a {type(content).__name__}, not keys and values; copy or download it again.")
     return content
 
 
 def _weights(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of all files of weights; safetensors first."""
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
+    """The tensors of the files of weights: those that an index names, or all; safetensors first."""
+    for whole, others in (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin")):
+        index = None if (folder / whole).is_file() else _json(folder / f"{whole}.index.json")
+        named = sorted({Path(str(file)).name for file in index["weight_map"].values()}) if index else []
+        if missing := [file for file in named if not (folder / file).is_file()]:
+            raise CorpError(f"model.name={name} lacks {missing[0]}, which its index names; copy or download it again.")
+        one = [folder / whole] if (folder / whole).is_file() else []
+        if files := [folder / file for file in named] or one or sorted(folder.glob(others)):
+            break
+    else:
         raise CorpError(f"model.name={name} leads to no weights (*.safetensors); copy or download them again.")
     return {key: tensor for file in files for key, tensor in read_state_dict(file).items()}
 
@@ -168,14 +206,14 @@ def architecture(config: dict[str, Any], state: dict[str, Tensor], name: str) ->
     Raises CorpError where timm has no such model.
     """
     kind, width = config.get("model_type"), state["norm.weight"].shape[0]
-    activation = config.get("hidden_act", "gelu")
+    activation = config["hidden_act"]
     hidden = state["blocks.0.mlp.fc1.weight"].shape[0]
     packed = hidden != state["blocks.0.mlp.fc2.weight"].shape[1]
     classes = state["head.weight"].shape[0] if "head.weight" in state else 0
     args: dict[str, Any] = {
         "img_size": config["image_size"],
         "patch_size": config["patch_size"],
-        "in_chans": config.get("num_channels", 3),
+        "in_chans": config["num_channels"],
         "embed_dim": width,
         "depth": config["num_hidden_layers"],
         "num_heads": config["num_attention_heads"],
@@ -208,21 +246,3 @@ def architecture(config: dict[str, Any], state: dict[str, Tensor], name: str) ->
         f"model.name={name} is a {what} model; of transformers, corp reads vit, deit, and the backbones of dinov2, "
         "dinov2_with_registers and siglip."
     )
-
-
-def image_data(preprocessing: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """timm's preprocessing for what preprocessor_config.json says."""
-    side = config["image_size"]
-    data: dict[str, Any] = {"input_size": [config.get("num_channels", 3), side, side]}
-    for key, name in (("image_mean", "mean"), ("image_std", "std")):
-        if preprocessing.get(key):
-            data[name] = list(preprocessing[key])
-    if preprocessing.get("resample") in RESAMPLE:
-        data["interpolation"] = RESAMPLE[preprocessing["resample"]]
-    size = preprocessing.get("size")
-    shortest = size.get("shortest_edge") if isinstance(size, dict) else None
-    if preprocessing.get("do_center_crop") and shortest:
-        crop = preprocessing.get("crop_size") or side
-        crop = crop["height"] if isinstance(crop, dict) else crop
-        return {**data, "crop_pct": min(1.0, crop / shortest), "crop_mode": "center"}
-    return {**data, "crop_pct": 1.0, "crop_mode": "squash"} if size else data

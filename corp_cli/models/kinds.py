@@ -97,15 +97,12 @@ def qkv_rows(attn: Any) -> tuple[Tensor, Tensor | None]:
         weight = torch.cat([linear.weight for linear in linears])
         if all(linear.bias is None for linear in linears):
             return weight, None
-        return weight, torch.cat([_zeros(linear) if linear.bias is None else linear.bias for linear in linears])
+        biases = [row.weight.new_zeros(len(row.weight)) if row.bias is None else row.bias for row in linears]
+        return weight, torch.cat(biases)
     weight, bias = attn.qkv.weight, attn.qkv.bias
     if getattr(attn, "q_bias", None) is not None:
         bias = torch.cat([attn.q_bias, torch.zeros_like(attn.q_bias), attn.v_bias])
     return weight, bias
-
-
-def _zeros(linear: nn.Linear) -> Tensor:
-    return linear.weight.new_zeros(linear.out_features)
 
 
 def watch_rows(attn: Any, take: Callable[[Tensor], None]) -> RemovableHandle:

@@ -33,17 +33,23 @@ WEIGHT_SOURCES = ("source", "url", "file", "hf_hub_id", "hf_hub_filename", "stat
 
 
 @torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in
-def load_dense(cfg: ModelConfig, data: DataConfig | None = None) -> tuple[nn.Module, ModelSpec]:
+def load_dense(
+    cfg: ModelConfig, data: DataConfig | None = None, seed: int | None = None
+) -> tuple[nn.Module, ModelSpec]:
     """The dense model named by `cfg` with its weights, in eval mode on the CPU, and what builds it again.
 
-    `data` overrides the model's own preprocessing. Raises CorpError for an unknown name, weights out of reach, a
-    checkpoint that does not fit, or preprocessing that does not suit the model.
+    `data` overrides the model's own preprocessing; `seed` is that of the weights of pretrained=false. Raises CorpError
+    for an unknown name, weights out of reach, a checkpoint that does not fit, or preprocessing that does not suit it.
     """
     origin = _origin(cfg)
-    model = _create(cfg.name, origin, pretrained=cfg.pretrained and origin.state is None)
+    pretrained = cfg.pretrained and origin.state is None
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        model = _create(cfg.name, origin, pretrained)
     if origin.state is not None:
         fit_state_dict(model, origin.state, origin.weights)
-    _require_finite(model)
+    require_finite(model)
     if origin.label_names:
         model.pretrained_cfg = {**model.pretrained_cfg, "label_names": origin.label_names}
     spec = _spec(model, origin.timm_name, origin.args, origin.data)
@@ -182,7 +188,8 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _require_finite(model: nn.Module) -> None:
+def require_finite(model: nn.Module) -> None:
+    """Raise CorpError that names a tensor with NaN or infinite values."""
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise CorpError(f"The weights hold NaN or infinite values in {name}; use a sound checkpoint.")
@@ -196,6 +203,11 @@ def _spec(model: Any, name: str, args: dict[str, Any], data: dict[str, Any]) -> 
     data = {**timm.data.resolve_model_data_config(model), **data}
     if "img_size" in args:  # given on building, it changes the model and not what timm says of its images
         data["input_size"] = [data["input_size"][0], *args["img_size"]]
+    channels = args.get("in_chans", data["input_size"][0])
+    data["input_size"] = [channels, *data["input_size"][1:]]
+    for key in ("mean", "std"):
+        if channels == 1 < len(data[key]):
+            data[key] = [sum(data[key]) / len(data[key])]  # of grey images
     plain = {key: list(v) if isinstance(v, tuple) else v for key, v in data.items() if key in DATA_KEYS}
     return ModelSpec(name, args, plain)
 

@@ -16,7 +16,7 @@ from corp_cli.images.decode import to_mode
 
 @dataclass(frozen=True)
 class EvalTransform:
-    """PIL image → [C, H, W]; an object, since workers that are not forked have to pickle it."""
+    """PIL image → [C, H, W]."""
 
     transform: Any
     mode: str
@@ -28,7 +28,12 @@ class EvalTransform:
 
 
 def eval_transform(data: dict[str, Any]) -> EvalTransform:
-    """timm's evaluation transform for `data`, which is ModelSpec.data."""
+    """timm's evaluation transform for `data`, which is ModelSpec.data. Raises CorpError but for 1 or 3 channels."""
+    channels = data["input_size"][0]
+    if channels not in (1, 3):
+        raise CorpError(
+            f"The model takes {channels} channels, and corp reads images of 1 or 3; see model.args.in_chans."
+        )
     sized = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
     return EvalTransform(create_transform(**sized, is_training=False), "L" if sized["input_size"][0] == 1 else "RGB")
 

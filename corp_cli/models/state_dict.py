@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import warnings
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,25 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
+from corp_cli.runtime.pickles import ZIP, defect, load_pickle
 
-NESTED = ("state_dict_ema", "model_ema", "state_dict", "model", "module")  # the first found is opened
+# Keys under which training scripts keep weights; of several with as many tensors, the first is taken.
+NESTED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema", "teacher", "state_dict", "model")
 PRUNED = "corp-pruned"  # marks, in a file's metadata, what corp.checkpoint has written
-ZIP, PICKLE, LFS = b"PK\x03\x04", b"\x80", b"version https://"  # how files begin
+PICKLE, LFS = b"\x80", b"version https://"  # how files begin
 WEIGHTS = ("model.safetensors", "*.safetensors", "pytorch_model.bin", "*.pth", "*.pt", "*.bin")  # in order of trust
-PREFIXES = ("module.", "_orig_mod.", "model.")  # DataParallel, torch.compile, Lightning
+# what DataParallel, torch.compile, Lightning and wrappers of the user's own put before every name
+WRAPPERS = {"module", "_orig_mod", "_forward_module", "model", "ema_model", "timm_model", "backbone", "net"}
+WRAPPERS |= {"network", "student", "teacher"}
+COUNTER = "n_averaged"  # beside the weights of torch's AveragedModel
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+DTYPES = (*FLOATS, torch.int64, torch.int32)  # the integers are indices
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors, .pth, .pt or .bin file, unwrapped from nested keys and prefixes.
 
-    PyTorch files are read with `weights_only=True`: tensors only, never code. Raises CorpError for anything else.
+    Of PyTorch files, tensors and harmless objects are read, never code. Raises CorpError for anything else.
     """
     if path.is_dir():
         raise CorpError(f"model.checkpoint={path} is a folder; give the file in it that holds the weights.")
@@ -43,9 +50,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return _read_safetensors(path, start)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch warns of pickle protocols before it refuses the pickle
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_pickle(path)
     except pickle.UnpicklingError as error:
         if not start.startswith((ZIP, PICKLE)):
             raise CorpError(f"{path} is not a PyTorch checkpoint; copy or download it again.") from error
@@ -53,6 +58,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             f"{path} holds Python objects besides tensors and is not opened, since that could run code; convert it "
             "where you trust it: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')."
         ) from error
+    except ValueError as error:
+        raise CorpError(f"{path} is not a PyTorch checkpoint: {error}; copy or download it again.") from error
     except Exception as error:
         whole = "whole " if start.startswith(ZIP) else ""
         raise CorpError(
@@ -88,18 +95,33 @@ def _read_safetensors(path: Path, start: bytes) -> dict[str, Tensor]:
 
 
 def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
-    for key in NESTED:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
+    """The mapping in `content` that holds most tensors, without the prefixes that all its names share."""
     if not isinstance(content, Mapping):
         raise CorpError(f"{path} holds a {type(content).__name__}, not a state dict of named tensors.")
-    state = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
-    for prefix in PREFIXES:
-        if state and all(name.startswith(prefix) for name in state):
-            state = {name[len(prefix) :]: tensor for name, tensor in state.items()}
+    order = {key: i for i, key in enumerate(NESTED)}
+    found = [({str(k): t for k, t in m.items() if isinstance(t, Tensor)}, key) for key, m in _mappings(content)]
+    state, _ = min(found, key=lambda one: (-len(one[0]), order.get(one[1], len(order))))
     if not state:
-        raise CorpError(f"{path} holds no tensors.")
+        keys = _few(sorted(map(str, content))) or "none"
+        raise CorpError(f"{path} holds no tensors; its keys are: {keys}. Give a file with the model's state dict.")
+    state.pop(COUNTER, None)
+    while (first := {name.partition(".")[0] for name in state}) <= WRAPPERS and len(first) == 1:
+        state = {name.partition(".")[2]: tensor for name, tensor in state.items()}
+    for name, tensor in state.items():
+        if wrong := defect(tensor, path) or (None if tensor.dtype in DTYPES else f"of type {tensor.dtype}"):
+            raise CorpError(f"{path}: the tensor {name[:80]} is {wrong}; corp reads plain tensors of floats.")
     return state
+
+
+def _mappings(content: Mapping[Any, Any]) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """(key, mapping) of `content` and all below it, each once, the outermost first."""
+    waiting, seen = deque([("", content)]), {id(content)}
+    while waiting:
+        yield (one := waiting.popleft())
+        for key, value in one[1].items():
+            if isinstance(value, Mapping) and id(value) not in seen:
+                seen.add(id(value))
+                waiting.append((str(key), value))
 
 
 def _few(names: list[str]) -> str:
@@ -107,7 +129,7 @@ def _few(names: list[str]) -> str:
 
 
 def fit_state_dict(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load `state` into `model`, strictly. Raises CorpError naming tensors missing, unexpected or of another shape."""
+    """Load `state` into `model`, strictly. Raises CorpError naming tensors missing, unexpected or of another kind."""
     own = model.state_dict()
     missing = sorted(own.keys() - state.keys())
     unexpected = sorted(state.keys() - own.keys())
@@ -116,8 +138,13 @@ def fit_state_dict(model: nn.Module, state: dict[str, Tensor], source: str) -> N
         for name in sorted(own.keys() & state.keys())
         if own[name].shape != state[name].shape
     ]
-    problems = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
-    found = [f"{len(names)} tensors {what} ({_few(names)})" for what, names in problems if names]
+    types = [
+        f"{name} {state[name].dtype} where {own[name].dtype} is needed"
+        for name in sorted(own.keys() & state.keys())
+        if own[name].is_floating_point() != state[name].is_floating_point()
+    ]
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes, "of another type": types}
+    found = [f"{len(names)} tensors {what} ({_few(names)})" for what, names in problems.items() if names]
     if found:
         raise CorpError(
             f"{source} does not fit the model: {'; '.join(found)}. Check that model and model.args name the "

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from timm.models.beit import Beit
 from timm.models.eva import Eva
-from timm.models.swin_transformer import SwinTransformer
-from timm.models.swin_transformer_v2 import SwinTransformerV2
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
-from corp_cli.models.adapter import block_names
+from corp_cli.models.adapter import STAGED, block_names
 from corp_cli.models.blocks import Block
 from corp_cli.models.sublayers import SUBLAYERS, Pair
 
-STAGED = SwinTransformer, SwinTransformerV2
 WALKED = VisionTransformer, Eva, Beit, VisionTransformerSAM, *STAGED
 
 
@@ -39,7 +36,7 @@ def cannot_walk(model: nn.Module) -> str | None:
 
 def keeps_grid(model: nn.Module) -> bool:
     """Whether the stream is [B, H, W, D], of which the blocks take windows, and not a sequence [B, N, D]."""
-    return isinstance(model, VisionTransformerSAM | SwinTransformer | SwinTransformerV2)
+    return isinstance(model, (VisionTransformerSAM, *STAGED))
 
 
 class _ReachedError(Exception):
@@ -59,30 +56,26 @@ def tokens(model: nn.Module, images: Tensor) -> Tensor:
 
     handle = model.get_submodule(block_names(model)[0]).register_forward_pre_hook(stop)
     try:
-        model(images)
-    except _ReachedError:
-        pass
+        with suppress(_ReachedError):
+            model(images)
     finally:
         handle.remove()
     if isinstance(model, Eva) and model.rope is not None:
-        _require_grid(model, found[0])
+        high, wide = model.patch_embed.grid_size
+        if found[0].shape[1] != model.num_prefix_tokens + high * wide:
+            raise CorpError(
+                f"The model is built for {high} x {wide} patches, and the images are of another size; build it for "
+                "theirs with '+model.args.img_size=[HEIGHT,WIDTH]'."
+            )
     return found[0]
-
-
-def _require_grid(model: Any, stream: Tensor) -> None:
-    high, wide = model.patch_embed.grid_size
-    if stream.shape[1] != model.num_prefix_tokens + high * wide:
-        raise CorpError(
-            f"The model is built for {high} x {wide} patches, and the images are of another size; build it for theirs "
-            "with '+model.args.img_size=[HEIGHT,WIDTH]'."
-        )
 
 
 def head(model: nn.Module, stream: Tensor) -> Tensor:
     """The output of the last block → logits, or features where the model has no classifier."""
     timm_model: Any = model
-    normed = timm_model.neck(stream.permute(0, 3, 1, 2)) if isinstance(model, VisionTransformerSAM) else None
-    logits: Tensor = timm_model.forward_head(timm_model.norm(stream) if normed is None else normed)
+    grid = isinstance(model, VisionTransformerSAM)
+    normed = timm_model.neck(stream.permute(0, 3, 1, 2)) if grid else timm_model.norm(stream)
+    logits: Tensor = timm_model.forward_head(normed)
     return logits
 
 
@@ -130,10 +123,7 @@ def input_of(module: nn.Module) -> Iterator[list[Tensor]]:
     """While in force, the list holds the last input of `module`."""
     seen: list[Tensor] = []
 
-    def take(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen[:] = [args[0]]
-
-    handle = module.register_forward_pre_hook(take)
+    handle = module.register_forward_pre_hook(lambda _, args: seen.__setitem__(slice(None), [args[0]]))
     try:
         yield seen
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers import LayerScale
@@ -58,108 +58,91 @@ class Sublayer:
         return stream + self.post(self.merge(out, stream))
 
 
+Functions = tuple[Function, Function]  # of attention, of MLP
 Pair = tuple[Sublayer, Sublayer]
 
 
-def _gain(post: nn.Module) -> Tensor | float | None:
-    if isinstance(post, nn.Identity):
+def _gain(post: Function) -> Tensor | float | None:
+    if post is _same or isinstance(post, nn.Identity):
         return 1.0
+    if isinstance(post, partial):  # of `_scale`
+        return cast(Tensor, post.args[0]).detach()
     return post.gamma.detach() if isinstance(post, LayerScale) else None
+
+
+def _pair(block: Any, attend: Function, pre: Functions, post: Functions, **attention: Any) -> Pair:
+    attn_post, mlp_post = post
+    return (
+        Sublayer(pre[0], attend, attn_post, block.attn.proj, _gain(attn_post), **attention),
+        Sublayer(pre[1], block.mlp, mlp_post, block.mlp.fc2, _gain(mlp_post)),
+    )
+
+
+def _norms(block: Any) -> Functions:
+    return block.norm1, block.norm2
 
 
 def _plain(block: Any, arguments: dict[str, Any]) -> Pair:
     """x + ls(f(norm(x))): timm's Block."""
-    attn, mlp = block.attn, block.mlp
-    return (
-        Sublayer(block.norm1, partial(attn, **arguments), block.ls1, attn.proj, _gain(block.ls1), attends=True),
-        Sublayer(block.norm2, mlp, block.ls2, mlp.fc2, _gain(block.ls2)),
-    )
+    return _pair(block, partial(block.attn, **arguments), _norms(block), (block.ls1, block.ls2), attends=True)
 
 
 def _post_normed(block: Any, arguments: dict[str, Any]) -> Pair:
     """x + norm(f(x)): timm's ResPostBlock and EvaBlockPostNorm."""
-    attn, mlp = block.attn, block.mlp
-    return (
-        Sublayer(_same, partial(attn, **arguments), block.norm1, attn.proj, None),
-        Sublayer(_same, mlp, block.norm2, mlp.fc2, None),
-    )
+    return _pair(block, partial(block.attn, **arguments), (_same, _same), _norms(block))
 
 
 def _scaled(block: Any, arguments: dict[str, Any]) -> Pair:
     """x + γ f(norm(x)), γ a parameter of the block or none: EvaBlock and BEiT's Block."""
-    (post1, gain1), (post2, gain2) = (_scale(gamma) for gamma in (block.gamma_1, block.gamma_2))
-    attn, mlp = block.attn, block.mlp
-    return (
-        Sublayer(block.norm1, partial(attn, **arguments), post1, attn.proj, gain1),
-        Sublayer(block.norm2, mlp, post2, mlp.fc2, gain2),
-    )
+    post = _scale(block.gamma_1), _scale(block.gamma_2)
+    return _pair(block, partial(block.attn, **arguments), _norms(block), post)
 
 
-def _scale(gamma: Tensor | None) -> tuple[Function, Tensor | float]:
-    return (_same, 1.0) if gamma is None else (partial(torch.mul, gamma), gamma.detach())
+def _scale(gamma: Tensor | None) -> Function:
+    return _same if gamma is None else partial(torch.mul, gamma)
 
 
 def _sam(block: Any, arguments: dict[str, Any]) -> Pair:
     """x + merge(ls(f(split(norm(x))))): the Block of Segment Anything; windows of size 0 are the whole grid."""
-    attn, mlp = _plain(block, arguments)
     size = block.window_size
-    if size == 0:
-        return attn, mlp
-
-    def merge(out: Tensor, stream: Tensor) -> Tensor:
-        height, width = stream.shape[1:3]
-        padded = -(-height // size) * size, -(-width // size) * size
-        merged: Tensor = vision_transformer_sam.window_unpartition(out, size, (height, width), padded)
-        return merged
-
-    def split(x: Tensor) -> Tensor:
-        windows: Tensor = vision_transformer_sam.window_partition(x, size)[0]
-        return windows
-
-    return Sublayer(attn.pre, attn.module, attn.post, attn.output, attn.gain, split, merge), mlp
+    split, merge = _windows((size, size), (0, 0)) if size > 0 else (_same, _back)
+    return _pair(block, block.attn, _norms(block), (block.ls1, block.ls2), split=split, merge=merge)
 
 
 def _swin(block: Any, arguments: dict[str, Any]) -> Pair:
     """x + merge(f(split(norm(x)))), in windows that every second block shifts: Swin's block."""
-    split, merge, windowed = _shifted_windows(block)
-    attn, mlp = block.attn, block.mlp
-    return (
-        Sublayer(block.norm1, windowed, _same, attn.proj, 1.0, split, merge),
-        Sublayer(block.norm2, mlp, _same, mlp.fc2, 1.0),
-    )
+    return _pair(block, **_shifted(block), pre=_norms(block), post=(_same, _same))
 
 
 def _swin_v2(block: Any, arguments: dict[str, Any]) -> Pair:
     """x + norm(merge(f(split(x)))): the same of SwinV2."""
-    split, merge, windowed = _shifted_windows(block)
-    attn, mlp = block.attn, block.mlp
-    return (
-        Sublayer(_same, windowed, block.norm1, attn.proj, None, split, merge),
-        Sublayer(_same, mlp, block.norm2, mlp.fc2, None),
-    )
+    return _pair(block, **_shifted(block), pre=(_same, _same), post=_norms(block))
 
 
-def _shifted_windows(block: Any) -> tuple[Function, Callable[[Tensor, Tensor], Tensor], Function]:
-    """(split, merge, attention) of a Swin block, as its `_attn` does it."""
-    (high, wide), shift = block.window_size, block.shift_size
+def _shifted(block: Any) -> dict[str, Function]:
+    """The attention of a Swin block, as its `_attn` does it, and the windows that it takes as sequences."""
+    split, merge = _windows(block.window_size, block.shift_size)
+    attend = partial(block.attn, mask=block.attn_mask)
+    return {"attend": attend, "split": lambda x: split(x).flatten(1, 2), "merge": merge}
 
-    def shifted(x: Tensor) -> Tensor:
-        """[B, H, W, C], rolled and filled up to whole windows."""
-        x = torch.roll(x, [-s for s in shift], (1, 2)) if any(shift) else x
-        return nn.functional.pad(x, (0, 0, 0, -x.shape[2] % wide, 0, -x.shape[1] % high))
+
+def _windows(size: tuple[int, int], shift: tuple[int, int]) -> tuple[Function, Function]:
+    """split: [B, H, W, C], rolled and filled up → windows [B n, high, wide, C]; merge: what came of them, as it was."""
+    high, wide = size
 
     def split(x: Tensor) -> Tensor:
-        windows = swin_transformer.window_partition(shifted(x), block.window_size)
-        return windows.flatten(1, 2)
+        x = torch.roll(x, [-s for s in shift], (1, 2)) if any(shift) else x
+        padded = nn.functional.pad(x, (0, 0, 0, -x.shape[2] % wide, 0, -x.shape[1] % high))
+        return swin_transformer.window_partition(padded, size)
 
     def merge(out: Tensor, stream: Tensor) -> Tensor:
         height, width = stream.shape[1:3]
         rows, columns = -(-height // high), -(-width // wide)
-        grid = out.unflatten(0, (-1, rows, columns)).unflatten(3, (high, wide)).transpose(2, 3)
+        grid = out.reshape(-1, rows, columns, high, wide, out.shape[-1]).transpose(2, 3)
         whole = grid.flatten(3, 4).flatten(1, 2)[:, :height, :width]
         return torch.roll(whole, list(shift), (1, 2)) if any(shift) else whole
 
-    return split, merge, partial(block.attn, mask=block.attn_mask)
+    return split, merge
 
 
 SUBLAYERS: dict[type[nn.Module], Callable[[Any, dict[str, Any]], Pair]] = {

@@ -40,8 +40,9 @@ class TokenBlock(nn.Module):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x [B, N, D] or [B, N, D + 1] → [B, N - merge, D or D + 1]."""
-        x, sizes = split_sizes(x, self.attn.proj.out_features)
-        if sizes is not None:
+        width, sizes = self.attn.proj.out_features, None
+        if x.shape[-1] > width:
+            x, sizes = x[..., :width], x[..., width:]
             bias = size_bias(sizes)
             attn_mask = bias if attn_mask is None else attn_mask + bias
         q, k, v = self.attn.heads(self.norm1(x))
@@ -60,11 +61,6 @@ class TokenBlock(nn.Module):
         return f"merge={self.merge}, updated_tokens={self.updated_tokens}"
 
 
-def split_sizes(x: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
-    """A stream [B, N, D or D + 1] → (tokens [B, N, D], how many each stands for [B, N, 1]; None: one)."""
-    return (x, None) if x.shape[-1] == width else (x[..., :width], x[..., width:])
-
-
 def needed_tokens(model: nn.Module) -> int:
     """How many leading tokens the last block must update for the head; 0: all, or the block is not one to split."""
     last = blocks_of(model)[-1]
@@ -78,10 +74,17 @@ def prefix_tokens(model: nn.Module) -> int:
     return int(timm_model.num_prefix_tokens)
 
 
+def all_tokens(model: nn.Module) -> int:
+    """How many tokens a model of plain blocks has, prefix and patches; 0 for one whose blocks are not split."""
+    patches: Any = getattr(getattr(model, "patch_embed", None), "num_patches", None) if needed_tokens(model) else None
+    return prefix_tokens(model) + patches if patches else 0
+
+
 def most_merged(model: nn.Module) -> int:
     """How many tokens may be merged: of a model of plain blocks only, whose head reads nothing but leading tokens."""
     blocks = blocks_of(model)
     plain = all(type(model.get_submodule(b.name)) is TimmBlock and b.sizes.heads > 0 for b in blocks)
+    plain = plain and len(blocks) > 1  # the last merges none
     patches: Any = getattr(model.get_submodule("patch_embed"), "num_patches", None) if plain else None
     return int((1 - LEAST_TOKENS) * patches) if patches and read_tokens(model) > 0 else 0
 

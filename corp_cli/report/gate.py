@@ -9,8 +9,8 @@ from typing import Any
 
 from corp_cli.config.gate import GateConfig, LimitsConfig
 from corp_cli.errors import CorpError, GateError
+from corp_cli.files.output import REPORT
 from corp_cli.report.gate_input import LAYOUTS, Measured, measured
-from corp_cli.report.schema import REPORT
 
 OK, WORSE, SKIPPED = "ok", "worse", "skipped"
 ROUNDING = 1e-6  # files hold six significant digits
@@ -41,14 +41,14 @@ class Unit:
 
     value: str
     change: str
-    scale: float = 1.0  # of the change
+    relative: bool = False  # whether changes and tolerances are fractions of the baseline's value
 
 
 PERCENT = Unit("{:.2f}%", "{:+.2f} points")
 NATS = Unit("{:.4f}", "{:+.4f} nats")
-COUNT = Unit("{:,.0f}", "{:+.2f}%", 100.0)
-SPEED = Unit("{:,.0f}", "{:+.1f}%", 100.0)
-RATIO = Unit("{:.2f}x", "{:+.1f}%", 100.0)
+COUNT = Unit("{:,.0f}", "{:+.2%}", relative=True)
+SPEED = Unit("{:,.0f}", "{:+.1%}", relative=True)
+RATIO = Unit("{:.2f}x", "{:+.1%}", relative=True)
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,6 @@ class Metric:
     unit: Unit
     higher_is_better: bool
     timed: bool = False
-
-    def relative(self) -> bool:
-        """Whether the tolerance is a fraction of the baseline's value."""
-        return self.unit.scale != 1.0
 
 
 METRICS = (
@@ -154,7 +150,7 @@ def compared(metric: Metric, tolerance: float, report: Measured, baseline: Measu
     sign = -1 if metric.higher_is_better else 1
     key, unit = f"gate.{metric.key}", metric.unit
     was, found = ("-" if value is None else unit.value.format(value) for value in (before, now))
-    allowed = unit.change.format(sign * unit.scale * tolerance + 0.0)  # no -0.00
+    allowed = unit.change.format(sign * tolerance + 0.0)  # no -0.00
     if metric.timed and report.machine != baseline.machine:
         return Row(key, metric.label, was, found, "", allowed, SKIPPED, "not compared: other machine")
     if now is None and before is not None:
@@ -166,11 +162,11 @@ def compared(metric: Metric, tolerance: float, report: Measured, baseline: Measu
         note = "not measured" if now is None else "not in the baseline"
         return Row(key, metric.label, was, found, "", allowed, SKIPPED, note)
     change = now - before
-    if metric.relative():
+    if unit.relative:
         change = change / before if before else math.copysign(math.inf, change) if change else 0.0
-    slack = ROUNDING * (1.0 if metric.relative() else max(abs(now), abs(before)))
+    slack = ROUNDING * (1.0 if unit.relative else max(abs(now), abs(before)))
     verdict = WORSE if sign * change > tolerance + slack else OK
-    return Row(key, metric.label, was, found, unit.change.format(unit.scale * change), allowed, verdict)
+    return Row(key, metric.label, was, found, unit.change.format(change), allowed, verdict)
 
 
 def hold(report: Measured, limits: LimitsConfig) -> Iterator[Row]:

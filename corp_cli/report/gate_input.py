@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from corp_cli.errors import CorpError
-from corp_cli.report.schema import EVALUATION, REPORT, SCHEMA_VERSION
+from corp_cli.files.output import REPORT
+from corp_cli.report.schema import EVALUATION, SCHEMA_VERSION
 
+Pair = tuple[str, str]
 MACHINE = ("device", "device_name", "cpu_count", "cpu_capability", "torch_threads")
 
 
@@ -21,46 +23,38 @@ class Layout:
     figures: dict[str, str]
 
 
+def layout(command: str, images: str, results: Pair, size: Pair, speed: Pair) -> Layout:
+    """Of the paths of the images and, each for the model itself and the dense one, of results, size and speed."""
+    figures: dict[str, str] = {}
+    for prefix, result, count, name in zip(("", "dense_"), results, size, speed, strict=True):
+        keys = ("top1", "top5") if prefix else ("top1", "top5", "agreement", "kl")  # fidelity is to the dense model
+        figures |= {f"{prefix}{key}": f"{result}.{key}" for key in keys}
+        figures |= {f"{prefix}macs": f"{count}.macs", f"{prefix}params": f"{count}.parameters"}
+        figures[f"{prefix}throughput"] = f"throughput.images_per_second.{name}"
+    same = {
+        "architecture": "model.timm_name",
+        "weights": "model.dense_sha256",
+        "preparation": "model.data",
+        "images": f"{images}.list_sha256",
+        "labels": f"{images}.labelled_images",
+    }
+    return Layout(command, same, figures)
+
+
 LAYOUTS = {
-    REPORT: Layout(
+    REPORT: layout(
         "corp prune",
-        {
-            "architecture": "model.timm_name",
-            "weights": "model.dense_sha256",
-            "preparation": "model.data",
-            "images": "evaluation.list_sha256",
-            "labels": "evaluation.labelled_images",
-        },
-        {
-            **{key: f"evaluation.pruned.{key}" for key in ("top1", "top5", "agreement", "kl")},
-            **{f"dense_{key}": f"evaluation.dense.{key}" for key in ("top1", "top5")},
-            "macs": "size.pruned.macs",
-            "dense_macs": "size.dense.macs",
-            "params": "size.pruned.parameters",
-            "dense_params": "size.dense.parameters",
-            "throughput": "throughput.images_per_second.pruned",
-            "dense_throughput": "throughput.images_per_second.dense",
-        },
+        "evaluation",
+        results=("evaluation.pruned", "evaluation.dense"),
+        size=("size.pruned", "size.dense"),
+        speed=("pruned", "dense"),
     ),
-    EVALUATION: Layout(
+    EVALUATION: layout(
         "corp evaluate",
-        {
-            "architecture": "model.timm_name",
-            "weights": "model.dense_sha256",
-            "preparation": "model.data",
-            "images": "images.list_sha256",
-            "labels": "images.labelled_images",
-        },
-        {
-            **{key: f"results.model.{key}" for key in ("top1", "top5", "agreement", "kl")},
-            **{f"dense_{key}": f"results.reference.{key}" for key in ("top1", "top5")},
-            "macs": "model.macs",
-            "dense_macs": "reference.macs",
-            "params": "model.parameters",
-            "dense_params": "reference.parameters",
-            "throughput": "throughput.images_per_second.model",
-            "dense_throughput": "throughput.images_per_second.reference",
-        },
+        "images",
+        results=("results.model", "results.reference"),
+        size=("model", "reference"),
+        speed=("model", "reference"),
     ),
 }
 

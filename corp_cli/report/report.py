@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import PruneConfig
 from corp_cli.files.checkpoint import weights_sha256
-from corp_cli.files.output import write_json
+from corp_cli.files.output import REPORT, write_json
 from corp_cli.images.batches import Intake
 from corp_cli.images.sources import ImageSet
 from corp_cli.measure.judge import Findings
@@ -23,7 +23,6 @@ from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.prepare import Work
 from corp_cli.report.schema import (
-    REPORT,
     Bad,
     Data,
     Error,
@@ -42,9 +41,6 @@ from corp_cli.runtime.environment import environment, peak_memory_mib
 from corp_cli.sizes.plan import SizePlan
 
 NAMED = 20  # bad images that a report names
-
-
-# --- parts that reports share ---------------------------------------------------------------------------------
 
 
 def data_of(spec: ModelSpec) -> Data:
@@ -77,15 +73,12 @@ def list_sha256(images: ImageSet) -> str:
     for item in images.items:
         if isinstance(item, Path):
             name = item.relative_to(images.source) if item.is_relative_to(images.source) else item
-            digest.update(f"{name.as_posix()}\n".encode())
+            digest.update(f"{name.as_posix()}\n".encode("utf-8", "surrogateescape"))  # not all names are UTF-8
         elif isinstance(item, Tensor):
             digest.update(f"{tuple(item.shape)}".encode() + item.numpy().tobytes())
         else:
             digest.update(f"{item}\n".encode())
     return digest.hexdigest()
-
-
-# --- of corp prune --------------------------------------------------------------------------------------------
 
 
 def size_of(manifest: Manifest) -> Size:
@@ -111,12 +104,6 @@ def block_rows(dense: tuple[Block, ...], pruned: tuple[Block, ...], errors: Erro
     return rows
 
 
-def speed_of(found: Findings) -> PruneThroughput | None:
-    """The quick timing, where there was one."""
-    speed = found.images_per_second
-    return PruneThroughput(found.batch_size, speed, speed["pruned"] / speed["dense"]) if speed else None
-
-
 def make_report(
     cfg: PruneConfig,
     work: Work,
@@ -131,7 +118,7 @@ def make_report(
 ) -> Report:
     """Everything that was found."""
     spec, judged, images = manifest.model, found.evaluations, work.images
-    before, after = work.dense.blocks, blocks_of(pruned)
+    before, after, speed = work.dense.blocks, blocks_of(pruned), found.images_per_second
     return Report(
         model=PrunedModel(cfg.model.name, spec.name, spec.args, data_of(spec), manifest.dense_sha256),
         config=asdict(cfg),
@@ -156,7 +143,7 @@ def make_report(
             uncompensated=judged["uncompensated"],
             pruned=judged["pruned"],
         ),
-        throughput=speed_of(found),
+        throughput=PruneThroughput(found.batch_size, speed, speed["pruned"] / speed["dense"]) if speed else None,
         blocks=block_rows(before, after, errors),
         export=files,
         stage_seconds=seconds,

@@ -8,18 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from corp_cli.files.output import REPORT
 from corp_cli.measure.results import Count, Evaluation, File
 from corp_cli.models.blocks import Sizes
 from corp_cli.runtime.environment import Environment, Memory
 
 SCHEMA_VERSION: Literal[1] = 1  # of all four files
-REPORT = "report.json"
 EVALUATION = "evaluation.json"
 BENCH = "bench.json"
 EXPORT = "export.json"
-
-
-# --- shared parts ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,6 @@ class Throughput:
 
     batch_size: int
     images_per_second: dict[str, float]  # by name of the model
-
-
-# --- report.json ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -193,9 +187,6 @@ class Report:
         return f"<Report of {self.model.name}: -{removed.parameters:.1f}% parameters, -{removed.macs:.1f}% MACs>"
 
 
-# --- evaluation.json ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Results:
     """The model evaluated, and the one that its fidelity is to."""
@@ -220,9 +211,6 @@ class EvaluationReport:
     stage_seconds: dict[str, float]
     peak_memory_mib: Memory
     warnings: list[str]
-
-
-# --- bench.json -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -277,9 +265,6 @@ class BenchReport:
     settings: list[Setting]
     peak_memory_mib: Memory
     warnings: list[str]
-
-
-# --- export.json ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from corp_cli.files.output import CHECKPOINT
-from corp_cli.report.schema import REPORT, Report
+from corp_cli.files.output import CHECKPOINT, PLAN, REPORT
+from corp_cli.report.schema import Report
 from corp_cli.runtime import console
-from corp_cli.sizes.plan_file import PLAN
 
 FIDELITY = (
     ("agreement", "agreement", "{:.1f}%"),

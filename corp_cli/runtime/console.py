@@ -29,9 +29,14 @@ def err() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def readable(text: str) -> str:
+    """`text` as UTF-8 can hold it: bytes of file names that are none are written \\udcff."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def warn(message: str) -> None:
     """One line on stderr; said once, and kept for the report, where the run asked for it with `collect_warnings`."""
-    message = " ".join(message.split())
+    message = readable(" ".join(message.split()))
     if (collected := _collected.get()) is not None:
         if message in collected:  # images are read more than once
             return
@@ -45,9 +50,6 @@ def collect_warnings() -> list[str]:
     collected: list[str] = []
     _collected.set(collected)
     return collected
-
-
-# --- progress -------------------------------------------------------------------------------------------------
 
 
 def track(items: Iterable[T], description: str, total: int, each: int = 1) -> Iterator[T]:
@@ -86,9 +88,6 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-# --- stages ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +18,29 @@ T = TypeVar("T")
 Config = TypeVar("Config")
 
 
+# What C++ libraries say in a plain RuntimeError or OSError: PyTorch's allocators on Linux, Windows and Apple, oneDNN,
+# mmap, the CUDA runtime and libraries, new, and threads without room for their stack.
+WORDS = (
+    "defaultcpuallocator: ",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "could not create a memory",
+    "could not create a primitive",
+    "alloc_failed",
+    "bad_alloc",
+    "bad allocation",
+    "can't start new thread",
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that the device or this machine has no memory left."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
-    # The CPU allocator raises a plain RuntimeError; its words differ on Windows, and MPS has its own.
-    words = ("DefaultCPUAllocator: ", "can't allocate memory", "not enough memory", "MPS backend out of memory")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    library = isinstance(error, RuntimeError | OSError | ImportError)
+    return library and any(word in str(error).lower() for word in WORDS)
 
 
 def halving_batches(work: Callable[[Config], T], cfg: Config, name: str) -> T:
@@ -37,7 +54,7 @@ def halving_batches(work: Callable[[Config], T], cfg: Config, name: str) -> T:
     while True:
         try:
             return work(smaller)
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
             if not is_out_of_memory(error):
                 raise
             if smaller.batch_size == 1:
@@ -54,8 +71,7 @@ def halving_batches(work: Callable[[Config], T], cfg: Config, name: str) -> T:
 def release() -> None:
     """Give back what only a dead exception or an allocator's cache still holds."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # does nothing where CUDA was not used
 
 
 @contextmanager
@@ -63,7 +79,7 @@ def plain_memory_errors() -> Iterator[None]:
     """Raise CorpError where memory runs out in the body."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise CorpError("Memory ran out; close other programs, or use device=cpu or a smaller model.") from error

@@ -89,22 +89,13 @@ def pruned_blocks(
     blocks: tuple[Block, ...], sizes: tuple[Sizes, ...], updated_tokens: int | None = None, merge: tuple[int, ...] = ()
 ) -> dict[str, PrunedSizes]:
     """block name → what it is built from at these sizes."""
-    pruned = {b.name: _pruned_sizes(b, s) for b, s in zip(blocks, sizes, strict=True)}
-    for i, block in enumerate(blocks):
-        if any(merge[: i + 1]):
-            pruned[block.name] = replace(pruned[block.name], merge=merge[i])
-    if updated_tokens is not None:
-        pruned[blocks[-1].name] = replace(pruned[blocks[-1].name], tokens=updated_tokens)
+    pruned = {}
+    for i, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
+        attn = AttentionSizes(size.heads, size.qk, size.vo, block.scale, True, True) if block.sizes.heads > 0 else None
+        mlp = MlpSizes(size.mlp, True) if block.sizes.mlp > 0 else None
+        updated = updated_tokens if i == len(blocks) - 1 else None
+        pruned[block.name] = PrunedSizes(attn, mlp, updated, merge[i] if any(merge[: i + 1]) else None)
     return pruned
-
-
-def _pruned_sizes(block: Block, sizes: Sizes) -> PrunedSizes:
-    attn = mlp = None
-    if block.sizes.heads > 0:
-        attn = AttentionSizes(sizes.heads, sizes.qk, sizes.vo, block.scale, True, True)
-    if block.sizes.mlp > 0:
-        mlp = MlpSizes(sizes.mlp, True)
-    return PrunedSizes(attn, mlp)
 
 
 def free_groups(blocks: tuple[Block, ...], base: tuple[Sizes, ...]) -> list[tuple[int, str]]:
@@ -147,20 +138,17 @@ def mac_costs(
     stream = tokens(model, torch.empty(1, *spec.data["input_size"], device="meta"))
     whole, width = stream.shape[1:]
     points = whole, whole // 2, whole // 4
-    attn: list[Floats] = []
-    mlp: list[Floats] = []
-    for i, block in enumerate(blocks):
-        for path, found in ((block.attn, attn), (block.mlp, mlp)):
-            if path == block.mlp and updated_tokens is not None and i == len(blocks) - 1:
-                macs = count_module(model.get_submodule(path), stream[:, :updated_tokens])
-                found.append(np.full(whole + 1, float(macs)))
-                continue
-            counts = [count_module(model.get_submodule(path), stream[:, :n]) for n in points]
-            found.append(np.polynomial.Polynomial.fit(points, counts, 2)(np.arange(whole + 1)))
+
+    def by_tokens(path: str) -> Floats:
+        counts = [count_module(model.get_submodule(path), stream[:, :n]) for n in points]
+        return np.polynomial.Polynomial.fit(points, counts, 2)(np.arange(whole + 1))
+
+    attn = np.stack([by_tokens(block.attn) for block in blocks])
+    mlp = np.stack([by_tokens(block.mlp) for block in blocks])
+    if updated_tokens is not None:
+        mlp[-1] = count_module(model.get_submodule(blocks[-1].mlp), stream[:, :updated_tokens])
     prefix = prefix_tokens(model)
-    return TokenCosts(
-        np.stack(attn), np.stack(mlp), prefix, lambda n, m: merging_macs(n - prefix, m, width, base[0].qk)
-    )
+    return TokenCosts(attn, mlp, prefix, lambda n, m: merging_macs(n - prefix, m, width, base[0].qk))
 
 
 def merging_macs(tokens: int, count: int, width: int, key_width: int) -> float:

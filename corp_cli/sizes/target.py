@@ -10,7 +10,7 @@ from corp_cli.config.prune import SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.sources import expand
 from corp_cli.models.loaded import LoadedModel
-from corp_cli.models.token_block import most_merged, needed_tokens
+from corp_cli.models.token_block import all_tokens, most_merged, needed_tokens
 from corp_cli.sizes.budget import Budget, make_budget
 from corp_cli.sizes.latency import latency_budget
 from corp_cli.sizes.plan import SizePlan
@@ -28,7 +28,7 @@ def make_target(dense: LoadedModel, groups: frozenset[str], sparsity: SparsityCo
     model, blocks = dense.model, dense.blocks
     updated = updated_tokens(model, sparsity)
     if sparsity.plan is not None:
-        plan = read_plan(expand(sparsity.plan), blocks, needed_tokens(model), most_merged(model))
+        plan = read_plan(expand(sparsity.plan), blocks, needed_tokens(model), all_tokens(model), most_merged(model))
         plan = plan if sparsity.skip_unread is None else replace(plan, updated_tokens=updated)
         return replace(plan, merge=()) if sparsity.merge_tokens is False else plan
     merges = merges_tokens(model, sparsity)

@@ -17,14 +17,11 @@ def kept_size(dense: int, fraction: float, round_to: int) -> int:
 
 def uniform_sizes(block: Block, groups: frozenset[str], cfg: SparsityConfig) -> Sizes:
     """Sizes as asked, the same for every block; dense where the block does not allow it."""
-    fractions = {g: f if g in groups and g not in block.refusals else 0.0 for g, f in cfg.fractions().items()}
-    dense = block.sizes
-    return Sizes(
-        kept_size(dense.mlp, fractions["mlp"], cfg.round_to),
-        kept_size(dense.qk, fractions["qk"], cfg.round_to),
-        kept_size(dense.vo, fractions["vo"], cfg.round_to),
-        kept_size(dense.heads, fractions["heads"], 1),
-    )
+    kept = {}
+    for group, fraction in cfg.fractions().items():
+        asked = fraction if group in groups and group not in block.refusals else 0.0
+        kept[group] = kept_size(getattr(block.sizes, group), asked, 1 if group == "heads" else cfg.round_to)
+    return Sizes(**kept)
 
 
 def check_supported(blocks: tuple[Block, ...], cfg: SparsityConfig) -> tuple[frozenset[str], list[str]]:

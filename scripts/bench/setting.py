@@ -40,7 +40,7 @@ class Setup:
 
     def calibration(self) -> Calibration:
         """Statistics of nothing yet."""
-        return Calibration(self.model, blocks_of(self.model), self.groups, self.device)
+        return Calibration(self.model, blocks_of(self.model), self.groups)
 
 
 def set_up(about: str | None) -> Setup:

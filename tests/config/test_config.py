@@ -136,6 +136,31 @@ def test_number_out_of_range(override: str, low: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("override", "allowed"),
+    [
+        ("compensation.ridge_lambda=inf", "0 to 1000000"),
+        ("compensation.class_token_weight=1e300", "0 to 1000000"),
+        ("calibration.batch_size=1000000000", "1 to 65536"),
+        ("evaluation.batch_size=1000000000", "1 to 65536"),
+        ("evaluation.num_workers=100000", "0 to 1024"),
+        ("evaluation.throughput_batches=10000000000", "0 to 1000000000"),
+        ("data.crop_pct=1e-9", "0.1 to 1"),
+        ("seed=18446744073709551616", "0 to 9223372036854775807"),
+    ],
+)
+def test_number_beyond_all_reason(override: str, allowed: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(CorpError, match=rf"^{key}=.* is out of range; it must be from {allowed}\.$"):
+        load_config(override)
+
+
+@pytest.mark.parametrize("key", ["ridge_lambda", "class_token_weight", "alpha", "beta", "token_floor"])
+def test_nan_is_no_number(key: str) -> None:
+    with pytest.raises(CorpError, match=rf"^compensation\.{key}=nan is out of range"):
+        load_config(f"compensation.{key}=nan")
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("ranker.vo=weights", "ranker.vo=weights is not a choice; use one of activation, magnitude, random."),

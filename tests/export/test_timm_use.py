@@ -144,3 +144,18 @@ def test_fine_tuning_for_an_epoch_brings_accuracy_back(
     assert main(["evaluate", *args]) == 0
     found = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
     assert found["results"]["model"]["top1"] == pytest.approx(after, abs=0.01)
+
+
+@torch.no_grad()
+def test_another_image_size_resizes_the_positions(tmp_path: Path) -> None:
+    corp_cli.register()
+    dense, (name, args) = variants.build("vit"), variants.arguments("vit")
+    small, path = pruned("vit"), tmp_path / "pruned.safetensors"
+    write_checkpoint(small, Manifest(ModelSpec(name, args, DATA), pruned_sizes(small, dense), {}, ""), path)
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    found: Any = timm.create_model("corp_pruned", checkpoint=path, img_size=64)
+    small.set_input_size(64)
+    torch.testing.assert_close(logits(found, x), logits(small, x))
+    assert found.pretrained_cfg["input_size"] == [3, 64, 64]
+    attn = found.get_submodule("blocks.0.attn")
+    assert (attn.head_dim, attn.fused_attn) == (attn.v_dim, True)

@@ -177,7 +177,7 @@ def take(words: list[str]) -> None:
 ALL: dict[str, tuple[Any, Any, Any]] = {
     "manifest": (lambda: copied("pruned.safetensors"), a_manifest, read_checkpoint),
     "header": (lambda: copied("pruned.safetensors"), some_bytes("sound.safetensors"), read_checkpoint),
-    "plan": (lambda: copied("plan.yaml"), a_plan, lambda path: read_plan(path, dense_blocks(), 1, 0)),
+    "plan": (lambda: copied("plan.yaml"), a_plan, lambda path: read_plan(path, dense_blocks(), 1, 17, 0)),
     "report": (lambda: copied("report.json"), text_or_json("sound.json", "bad.json"), check_report),
     "labels": (
         lay_labels,
@@ -207,9 +207,9 @@ ALL: dict[str, tuple[Any, Any, Any]] = {
         lambda path: read_statistics(path, CPU),
     ),
     "curves": (
-        lambda: copied("curves-*.json", kind="cached budget"),
-        text_or_json("sound.json", "bad.json"),
-        lambda path: read_curves(path, json.loads(Path("sound.json").read_text())["key"]),
+        lambda: copied("curves-*.safetensors", kind="cached budget"),
+        some_bytes("sound.safetensors"),
+        read_curves,
     ),
     "config.json": (lay_transformers, text_or_json("config.json", "hf/config.json"), read_transformers),
     "preprocessor_config.json": (

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -22,10 +23,11 @@ from corp_cli.config.images import CalibrationConfig, EvaluationConfig
 from corp_cli.config.prune import InfoConfig, ModelConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files import tensors as tensor_files
-from corp_cli.files.checkpoint import load_pruned, write_checkpoint
+from corp_cli.files.checkpoint import load_pruned, pruned_model, write_checkpoint
 from corp_cli.files.manifest import FORMAT, read_manifest
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import load_dense
+from corp_cli.models.preprocess import eval_transform
 from corp_cli.models.spec import FORMAT_VERSION, Manifest
 from corp_cli.models.state_dict import read_state_dict
 from corp_cli.pipeline import prune
@@ -63,6 +65,32 @@ def test_timm_finds_the_preprocessing_on_the_loaded_model(checkpoint: Path) -> N
     data = timm.data.resolve_model_data_config(load_pruned(checkpoint))
     assert tuple(data["input_size"]) == (1, 8, 8)
     assert tuple(data["mean"]) == (0.5,)
+
+
+def test_the_loaded_model_says_what_is_its_own(checkpoint: Path) -> None:
+    model: Any = load_pruned(checkpoint)
+    for said in (model.pretrained_cfg, model.default_cfg):
+        assert (said["input_size"], said["num_classes"], said["mean"]) == ([1, 8, 8], 10, [0.5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
+def test_files_in_other_floats_are_evaluated(checkpoint: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    def cast(manifest: object, tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()})
+
+    path = rewrite(checkpoint, tmp_path / "cast.safetensors", cast)
+    x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = logits(pruned_model(str(path)).model, x)
+    wide = 1.0 if dtype.itemsize == 1 else 0.1
+    torch.testing.assert_close(found, logits(load_pruned(checkpoint), x), rtol=wide, atol=wide)
+    kept = torch.float32 if dtype.itemsize == 1 else dtype
+    assert next(load_pruned(path).parameters()).dtype == kept
+
+
+def test_values_that_are_none_are_named(checkpoint: Path, tmp_path: Path) -> None:
+    path = rewrite(checkpoint, tmp_path / "nan.safetensors", lambda m, t: t["norm.bias"].fill_(float("nan")))
+    with pytest.raises(CorpError, match=r"NaN or infinite values in norm\.bias"):
+        pruned_model(str(path))
 
 
 def test_info_describes_it(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,3 +298,23 @@ def test_weights_out_of_reach_say_what_to_do(monkeypatch: pytest.MonkeyPatch, tm
     for name in ("deit_tiny_patch16_224", "hf-hub:timm/deit_tiny_patch16_224.fb_in1k"):
         with pytest.raises(CorpError, match=r"model\.checkpoint=FILE.*HF_HOME"):
             load_dense(ModelConfig(name))
+
+
+def test_random_weights_follow_the_seed() -> None:
+    cfg = ModelConfig("vit_tiny_patch16_224", pretrained=False, args={"depth": 1, "img_size": 32})
+    state = torch.random.get_rng_state()
+    one, same, other = (load_dense(cfg, seed=seed)[0].get_parameter("blocks.0.mlp.fc1.weight") for seed in (3, 3, 4))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_models_for_other_channels() -> None:
+    small: dict[str, Any] = {"depth": 1, "img_size": 32}
+    _, grey = load_dense(ModelConfig("deit_tiny_patch16_224", pretrained=False, args={**small, "in_chans": 1}))
+    assert grey.data["input_size"] == [1, 32, 32]
+    assert grey.data["mean"] == [pytest.approx((0.485 + 0.456 + 0.406) / 3)]
+    assert eval_transform(grey.data)(Image.new("RGB", (40, 40))).shape == (1, 32, 32)
+    _, four = load_dense(ModelConfig("deit_tiny_patch16_224", pretrained=False, args={**small, "in_chans": 4}))
+    with pytest.raises(CorpError, match="takes 4 channels, and corp reads images of 1 or 3"):
+        eval_transform(four.data)

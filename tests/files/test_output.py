@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import uuid
 from collections import namedtuple
 from pathlib import Path
 from typing import TextIO
@@ -36,8 +35,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=0))
-    (tmp_path / ".a.json.000000000000.partial").symlink_to("/dev/full")
+    monkeypatch.setattr(Path, "open", lambda *_, **__: open("/dev/full", "w"))  # noqa: SIM115
     with pytest.raises(CorpError, match=r"a\.json cannot be written \(No space left on device\).*hydra\.run\.dir"):
         write_json({"a": 1}, tmp_path / "a.json")
     assert not list(tmp_path.iterdir())

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from corp_cli import pipeline
 from corp_cli.cli.main import main
 from corp_cli.errors import CorpError
 from corp_cli.files.cache import cache
+from corp_cli.files.output import clear_results
 from corp_cli.method import sequential
 from tests.support.typed import UNTIMED, one_sentence
 from tests.support.variants import require_same
@@ -259,3 +261,33 @@ def test_somebody_elses_resume_folder_is_left_alone() -> None:
     Path("run/.resume/statistics-mine.safetensors").write_text("mine")
     assert main(["prune", *UNTIMED, "hydra.run.dir=run"]) == 0
     assert [path.read_text() for path in Path("run/.resume").iterdir()] == ["mine"]
+
+
+def rewrite(path: Path, change: Any) -> None:
+    with safe_open(path, framework="pt") as file:
+        metadata, state = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file({name: change(tensor).contiguous() for name, tensor in state.items()}, path, metadata=metadata)
+
+
+@pytest.mark.parametrize("change", [lambda t: t.half().float(), lambda t: t * 0, lambda t: t + 1e-6])
+def test_a_block_that_was_changed_is_repaired_anew_and_said(
+    stopped: Path, change: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (stopped / ".resume").glob("block-*"):
+        rewrite(path, change)
+    assert main(["prune", f"resume={stopped}"]) == 0
+    assert "was changed after it was written; blocks.0 is repaired anew" in " ".join(capsys.readouterr().err.split())
+    require_whole(stopped)
+
+
+def test_results_of_an_earlier_run_go_when_another_begins(stopped: Path) -> None:
+    """One that is killed leaves no checkpoint of its own beside a report of another."""
+    assert main(["prune", f"resume={stopped}"]) == 0
+    report = json.loads((stopped / "report.json").read_text())
+    (stopped / "model.onnx").write_text("exported by that run")
+    (stopped / "notes.txt").write_text("mine")
+    (stopped / "report.json").write_text(json.dumps({**report, "export": [{"file": "model.onnx"}]}))
+    clear_results(stopped)
+    left = {path.name for path in stopped.iterdir()}
+    assert "notes.txt" in left
+    assert not left & {"model.onnx", "report.json", "plan.yaml", "pruned.safetensors"}

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch import Tensor
 
 from corp_cli.errors import CorpError
-from corp_cli.images.batches import Intake, batches, choose, resolve_device
+from corp_cli.images.batches import Intake, batches, choose, require_good, resolve_device
 from corp_cli.images.sources import ImageSet, read_images
 from corp_cli.models.preprocess import eval_transform
+from corp_cli.runtime import console
 
 DATA = {
     "input_size": [3, 16, 16],
@@ -116,6 +124,118 @@ def test_too_many_unreadable_images_are_refused(tmp_path: Path) -> None:
         list(batches(images, eval_transform(DATA), 3, 0, intake=intake))
     with pytest.raises(CorpError, match=r"bad\.png .* cannot be read as an image"):
         list(batches(images, eval_transform(DATA), 3, 0))
+
+
+# --- images that are not what they seem -------------------------------------------------------------------------
+
+
+def strip(path: Path) -> None:
+    Image.new("1", (60000, 1)).save(path)
+
+
+def bomb(path: Path) -> None:
+    Image.new("1", (20000, 20000)).save(path)
+
+
+def ghostscript(path: Path) -> None:
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (strip, "60000x1 pixels: over"),
+        (bomb, "exceeds limit"),
+        (ghostscript, "cannot identify image file"),
+    ],
+)
+def test_what_would_hang_or_explode_is_left_out(tmp_path: Path, make: Callable[[Path], None], why: str) -> None:
+    make(folder(tmp_path, a=3) / "a" / "9.png")
+    intake = Intake("calibration.path=x", "calibration.max_bad", allowed=1)
+    found = list(batches(read_images(tmp_path, "x"), eval_transform(DATA), 2, 2, intake=intake))
+    assert sum(len(x) for x, _ in found) == 3
+    assert re.search(rf"9\.png \(.*{why}", intake.bad[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("error", [ZeroDivisionError(), SystemError("x"), RuntimeError("a hook"), StopIteration()])
+def test_an_image_whose_transform_fails_is_left_out(tmp_path: Path, workers: int, error: Exception) -> None:
+    transform = eval_transform(DATA)
+
+    def fails(image: Image.Image) -> Tensor:
+        if image.getpixel((0, 0)) == (10, 0, 0):
+            raise error
+        return transform(image)
+
+    intake = Intake("calibration.path=x", "calibration.max_bad", allowed=1)
+    list(batches(read_images(folder(tmp_path, a=3), "x"), fails, 2, workers, intake=intake))
+    assert intake.good == 2
+    assert "1.png (" in intake.bad[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_that_runs_out_is_the_fault_of_a_giant_alone(tmp_path: Path, workers: int) -> None:
+    def fails(image: Image.Image) -> Tensor:
+        raise MemoryError
+
+    Image.new("1", (6000, 6000)).save(tmp_path / "giant.png")
+    intake = Intake("calibration.path=x", "calibration.max_bad", allowed=1)
+    assert list(batches(read_images(tmp_path, "x"), fails, 2, workers, intake=intake)) == []
+    assert "giant.png (MemoryError)" in intake.bad[0]
+    with pytest.raises(MemoryError):  # smaller batches may help
+        list(batches(read_images(folder(tmp_path / "small", a=3), "x"), fails, 2, workers, intake=intake))
+
+
+def test_images_that_are_nearly_black_are_said(tmp_path: Path) -> None:
+    for i in range(3):
+        Image.fromarray(np.full((9, 9), 4000, np.uint16)).save(tmp_path / f"{i}.png")
+    intake, said = Intake("calibration.path=x", "", 0), console.collect_warnings()
+    list(batches(read_images(tmp_path, "x"), eval_transform(DATA), 2, 0, intake=intake))
+    require_good(intake)
+    assert "3 of 3 images of calibration.path=x have 16 bits, look nearly black" in said[0]
+
+
+# --- threads ----------------------------------------------------------------------------------------------------
+
+
+def test_a_read_that_never_ends_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform, end = eval_transform(DATA), threading.Event()
+    monkeypatch.setattr("corp_cli.images.batches.SILENCE", 0.2)
+
+    def waits(image: Image.Image) -> Tensor:
+        if image.getpixel((0, 0)) == (20, 0, 0):
+            end.wait()
+        return transform(image)
+
+    with pytest.raises(CorpError, match=r"Reading .*2\.png has taken .* check the disk"):
+        list(batches(read_images(folder(tmp_path, a=9), "x"), waits, 2, 2))
+    end.set()
+
+
+def test_no_shared_memory_and_no_process_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers have 64 MB of shared memory, and a process in it waits for ever for more."""
+
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("multiprocessing.process.BaseProcess.start", "torch.UntypedStorage._new_shared", "os.fork"):
+        monkeypatch.setattr(name, none_left)
+    assert len(list(batches(read_images(folder(tmp_path, a=9), "x"), eval_transform(DATA), 2, 4))) == 5
+
+
+def test_threads_end_with_their_batches_and_stay_few_images_ahead(tmp_path: Path) -> None:
+    transform, read, before = eval_transform(DATA), list[int](), threading.active_count()
+
+    def counted(image: Image.Image) -> Tensor:
+        read.append(1)
+        return transform(image)
+
+    found = batches(read_images(folder(tmp_path, a=60), "x"), counted, 2, 2)
+    next(found)
+    found.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+    assert len(read) <= 2 + 2 * (2 + 2)
 
 
 def test_several_right_classes_come_as_rows(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from corp_cli.images.decode import to_mode
+from corp_cli.images.decode import nearly_black, to_mode
 
 RED = np.array([255, 0, 0], dtype=np.uint8)
 
@@ -70,6 +71,32 @@ def test_integers_and_floats() -> None:
 def test_modes_convert_and_alpha_is_dropped(image: Image.Image, expected: tuple[int, ...]) -> None:
     assert pixels(image)[0, 0].tolist() == list(expected)
     assert pixels(image, "L").ndim == 2
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize(
+    "stored_as",
+    "1 L P RGB RGBA CMYK YCbCr LAB HSV I F LA La PA RGBX RGBa I;16 I;16B".split(),  # noqa: SIM905
+)
+def test_every_mode_of_pillow_becomes_what_a_model_takes(stored_as: str, mode: str) -> None:
+    assert to_mode(Image.new(stored_as, (4, 4)), mode).mode == mode
+
+
+def test_what_is_not_a_number_is_black() -> None:
+    assert pixels(Image.fromarray(np.array([[np.nan, 200.0]], np.float32)), "L").tolist() == [[0, 200]]
+
+
+def test_the_first_frame_of_an_animation_counts() -> None:
+    second = Image.new("RGB", (2, 2), (0, 255, 0))
+    found = pixels(stored(Image.new("RGB", (2, 2), (255, 0, 0)), "GIF", save_all=True, append_images=[second]))
+    assert np.array_equal(found[0, 0], RED)
+
+
+def test_twelve_bits_in_sixteen_are_noticed() -> None:
+    dark, light = (np.full((2, 3), value, np.uint16) for value in (4095, 4096))
+    for values, black in ((dark, True), (light, False), (dark.astype(np.uint8), False)):
+        assert nearly_black(stored(Image.fromarray(values), "PNG")) == black
+        assert nearly_black(torch.from_numpy(values)) == black
 
 
 @pytest.mark.parametrize("transparency", [0, b"\x00\x80"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +18,12 @@ from corp_cli.cli.main import at_home
 from corp_cli.config.images import CalibrationConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import batches
-from corp_cli.images.decode import from_tensor
-from corp_cli.images.sources import is_timm_name, read_images
+from corp_cli.images.decode import EXTENSIONS, from_tensor
+from corp_cli.images.sources import ImageSet, is_timm_name, read_images
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.preprocess import eval_transform
 from corp_cli.prepare import find_images
+from corp_cli.runtime import console
 
 
 def picture(path: Path, colour: int = 0) -> Path:
@@ -38,6 +42,44 @@ def test_nested_flat_and_mixed_folders_are_read_in_every_format(tmp_path: Path) 
     found = read_images(tmp_path, "calibration.path")
     assert found.folders == ("a", "a", "a/deep", "b", "b", "b", ".")
     assert not any(str(item).endswith("._5.jpg") for item in found.items)
+
+
+def test_what_pillow_reads_is_read_and_other_types_are_said(tmp_path: Path) -> None:
+    for name in ("0.gif", "1.ppm", "2.jp2", "3.jfif", "4.avif")[: 4 + (".avif" in EXTENSIONS)]:
+        picture(tmp_path / name)
+    for name in ("0.pdf", "0.eps", "a/0.mp4", "a/1.mp4", ".hidden"):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    said = console.collect_warnings()
+    found = read_images(tmp_path, "x")
+    assert len(next(batches(found, eval_transform(DATA), 99, 0))[0]) == len(found) >= 4
+    assert [set(re.findall(r"\d \.\w+", warning)) for warning in said] == [{"2 .mp4", "1 .pdf", "1 .eps"}]
+    assert said[0].endswith("which are left out.")
+    for file in found.items:
+        file.unlink()  # type: ignore[union-attr]
+    with pytest.raises(CorpError, match=r"holds no images .* but 4 files of other types \(2 \.mp4"):
+        read_images(tmp_path, "x")
+
+
+@pytest.mark.parametrize("name", ["list.txt", "images.npy", "images.pt"])
+def test_only_regular_files_are_opened(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CorpError, match=rf"x=.*{name} is not a regular file"):
+        read_images(tmp_path / name, "x")
+    os.mkfifo(tmp_path / "0.png")
+    (tmp_path / "list.csv").write_text("0.png\n")
+    with pytest.raises(CorpError, match=r"names 1 files that do not exist"):
+        read_images(tmp_path / "list.csv", "x")
+
+
+def test_a_pattern_stands_for_folders(tmp_path: Path) -> None:
+    for name in ("p/a/train/0.png", "p/b/train/x/1.png", "p/a/val/2.png", "p/train/3.png"):
+        picture(tmp_path / name)
+    found = read_images(tmp_path / "p" / "*" / "train", "x")
+    assert found.folders == ("a/train", "b/train/x")
+    assert found.source == str(tmp_path / "p")
+    with pytest.raises(CorpError, match=r"does not exist"):
+        read_images(tmp_path / "p" / "*" / "test", "x")
 
 
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
@@ -185,6 +227,8 @@ class Payload:
         (lambda p: save(torch.full((2, 8, 8), 7.0), p / "i.pt"), "values from 7 to 7; floats must be in"),
         (lambda p: save(torch.full((2, 8, 8), float("nan")), p / "i.pt"), "values from nan"),
         (lambda p: save(torch.zeros(2, 8, 8, dtype=torch.int64), p / "i.pt"), "int64 values; save the images as uint8"),
+        (lambda p: save(RGB[0, 0, 0, :1].expand(10**6, 8, 8), p / "i.pt"), "larger than what the file holds of it"),
+        (lambda p: save(torch.eye(8).to_sparse(), p / "i.pt"), "a tensor that is sparse"),
         (lambda p: written(p / "i.pt", lambda f: torch.save(Payload(), f)), "pickled objects are never opened"),
         (lambda p: written(p / "i.npy", lambda f: np.save(f, np.array([{}, {}]))), "plain tensors"),
         (lambda p: written(p / "i.npy", lambda f: f.write_bytes(b"")), "plain tensors"),
@@ -228,6 +272,63 @@ def test_a_torchvision_dataset_is_read_with_its_classes(tmp_path: Path, workers:
     assert found.classes == ("cat", "dog")
     pixels, _ = next(batches(found, eval_transform(DATA), 3, workers))
     assert pixels.shape == (3, 3, 16, 16)
+
+
+class Table:
+    """What timm's reader of Hugging Face datasets uses of one."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self.columns = columns
+        self.column_names = list(columns)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.columns[key] if isinstance(key, str) else {name: c[key] for name, c in self.columns.items()}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def add_column(self, name: str, column: list[Any]) -> Table:
+        return Table(**self.columns, **{name: column})
+
+
+class HuggingFace:
+    def __init__(self, table: Table, input_key: str | None, target_key: str | None) -> None:
+        self.reader, self.dataset = self, table
+        self.image_key, self.label_key = input_key or "image", target_key or "label"
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        row = self.dataset[index]
+        return row[self.image_key], row[self.label_key]
+
+
+def test_columns_have_names_and_labels_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(image=[None] * 3, img=[Image.new("RGB", (16, 16))] * 3, fine=[2, 0, 1])
+
+    def create(*_: object, input_key: str | None, target_key: str | None, **__: object) -> HuggingFace:
+        return HuggingFace(table, input_key, target_key)
+
+    monkeypatch.setattr("corp_cli.models.datasets.create_dataset", create)
+
+    def read(**keys: str) -> ImageSet:
+        return find_images(CalibrationConfig(**keys), "hfds/x", "calibration.path", None)  # type: ignore[arg-type]
+
+    for keys, folders, expected in (
+        ({"image_key": "img"}, ("", "", ""), [-1, -1, -1]),
+        ({"image_key": "img", "label_key": "fine"}, ("2", "0", "1"), [2, 0, 1]),
+    ):
+        found = read(**keys)
+        assert found.folders == folders
+        assert not found.labelled  # what the folders mean is found out later
+        assert [int(found.items[i].reader.read(i)[1]) for i in range(3)] == expected  # type: ignore[union-attr]
+    with pytest.raises(
+        CorpError, match=r"hfds/x has no column image, only img, fine; name one by calibration\.image_k"
+    ):
+        read()
+    with pytest.raises(CorpError, match=r"has no column coarse, only .*img, fine; name one by calibration\.label_key"):
+        read(image_key="img", label_key="coarse")
 
 
 def test_a_stream_is_read_in_order_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,8 @@ def test_lazy_updates_give_the_order_and_costs_of_the_plain_loop(
     x, weight = correlated(seed, 60, d), normal(seed + 5, 3, d)
     moments = moments_of(x)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(obs, "LAZY", lazy)
+        patch.setattr(obs, "GROUP", lazy)
+        patch.setattr(obs, "CANDIDATES", d)
         found = obs.removal_order(weight, moments, ridge_lambda)
     ridge = ridge_lambda * float(moments.covariance.diagonal().mean())
     order, costs = reference.plain_obs(weight.numpy(), moments.covariance.numpy(), ridge)
@@ -38,7 +39,7 @@ def test_error_is_that_of_the_ridge_solution_on_what_is_kept() -> None:
     x, weight = correlated(1, 200, 8), normal(2, 4, 8)
     moments = moments_of(x)
     removal = obs.removal_order(weight, moments, 1e-9)
-    kept = removal.kept(5)
+    kept = removal.order[3:].sort().values
     pruned = removal.order[:3]
     affine = affine_prediction(moments, kept, pruned, 1e-9)
     total = float(((weight @ moments.covariance) * weight).sum())
@@ -125,3 +126,28 @@ def test_output_factors_leave_the_tail_of_the_spectrum() -> None:
         lost = ((o - o @ E[:rank].T @ D[:, :rank].T) @ weight.T).square().sum(1).mean()
         assert float(lost) == pytest.approx(float(sigma[rank:].square().sum()), rel=1e-6, abs=1e-9)
     torch.testing.assert_close(E @ cov @ E.T, torch.eye(5, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=seeds, d=st.integers(6, 40), candidates=st.integers(1, 12), group=st.integers(1, 6), part=st.floats(0, 1))
+def test_groups_among_candidates_cost_what_they_say_and_hardly_more(
+    seed: int, d: int, candidates: int, group: int, part: float
+) -> None:
+    x, weight = correlated(seed, 200, d), normal(seed + 5, 3, d)
+    moments, removals = moments_of(x), int(part * d)
+    plain = obs.removal_order(weight, moments, 1e-2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(obs, "GROUP", group)
+        patch.setattr(obs, "CANDIDATES", candidates)
+        found = obs.removal_order(weight, moments, 1e-2, removals)
+    assert len(set(found.order.tolist())) == removals
+    if removals:
+        ridge = 1e-2 * moments.covariance.diagonal().mean()
+        left = sorted(set(range(d)) - set(found.order.tolist()))
+        covariance = moments.covariance + ridge * torch.eye(d).double()
+        error = weight @ covariance @ weight.T
+        if left:
+            cross = (weight @ covariance)[:, left]
+            error = error - cross @ torch.linalg.solve(covariance[left][:, left], cross.T)
+        assert float(found.error[-1]) == pytest.approx(float(error.trace()), rel=1e-6)
+        assert float(found.error[-1]) <= 1.1 * float(plain.error[removals - 1]) + 1e-9

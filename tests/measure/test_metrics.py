@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
-from corp_cli.measure.features import RunningFeatures
 from corp_cli.measure.judge import measure
-from corp_cli.measure.metrics import ClassResult, RunningMetrics, wilson
+from corp_cli.measure.metrics import ClassResult, RunningFeatures, RunningMetrics, wilson
 from corp_cli.measure.results import Evaluation
 
 

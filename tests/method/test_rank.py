@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corp_cli.config.prune import RANKERS as NAMES
+from corp_cli.config.prune import RankerConfig
 from corp_cli.method.calibrate import RunningLogits
 from corp_cli.method.keep import keep, top
-from corp_cli.method.rank import RANKERS, RankerArgs, Scores
+from corp_cli.method.rank import RANKERS, RankerArgs, Scores, rank_block
 from corp_cli.method.statistics import BlockStatistics
-from corp_cli.models.blocks import AttentionWeights, Block, MlpWeights, Sizes
+from corp_cli.models.blocks import AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
 from corp_cli.sizes.uniform import kept_size
 from tests.linalg.test_linalg import correlated, moments_of, normal
 
@@ -128,3 +129,16 @@ def test_dimensions_are_kept_within_the_kept_heads() -> None:
     assert kept.attn is not None
     assert (kept.attn.heads.tolist(), kept.attn.qk.tolist(), kept.attn.vo.tolist()) == ([1], [[1, 2]], [[0, 1, 2]])
     assert keep(scores, BLOCK, BLOCK.sizes).attn is None
+
+
+@pytest.mark.parametrize("name", NAMES["mlp"])
+def test_dead_and_constant_channels_go_first(name: str) -> None:
+    """They cost nothing: the bias takes their mean."""
+    x = X.clone()
+    x[:, 1], x[:, 3] = 0.0, 300.1
+    weights = MlpWeights((1e-3 * normal(1, 5, WIDTH),), (normal(2, 5),), normal(3, 4, 5) * 1e-3, normal(4, 4))
+    weights.fc1[0][3], weights.fc2[:, 3] = 10, 10
+    found = BlockStatistics(hidden=moments_of(x.float(), pieces=3))
+    scores = rank_block(BlockWeights(None, weights), found, BLOCK, frozenset({"mlp"}), RankerConfig(mlp=name), CONTEXT)
+    assert scores.mlp is not None
+    assert set(scores.mlp.argsort()[:2].tolist()) == {1, 3}

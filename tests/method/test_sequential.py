@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
+from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, write_checkpoint
 from corp_cli.method.rank import RankerArgs
 from corp_cli.method.sequential import compensate_sequentially, inverse_gain
@@ -37,7 +38,7 @@ def repair(model: nn.Module, x: Tensor, sparsity: SparsityConfig, cfg: PruneConf
     sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
     args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda)
     images, how = x.split(4), cfg.compensation
-    return compensate_sequentially(model, blocks, sizes, (), groups, images, cfg.ranker, how, args, CPU)[0]
+    return compensate_sequentially(model, blocks, sizes, (), groups, images, cfg.ranker, how, args)[0]
 
 
 @PATHS
@@ -51,6 +52,14 @@ def test_streams_lead_from_images_to_the_logits_of_the_model(variant: str) -> No
                 stream = branch.added(stream, branch.branch(stream))
         torch.testing.assert_close(head(model, stream), logits(model, x), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(logits_from(model, tokens(model, x), blocks_of(model)), logits(model, x))
+
+
+def test_activations_that_overflow_are_named_by_their_block() -> None:
+    model, x = variants.build("vit_no_qkv_bias"), variants.images("vit_no_qkv_bias")
+    with torch.no_grad():
+        model.get_parameter("blocks.1.mlp.fc1.weight").mul_(1e25)
+    with pytest.raises(CorpError, match=r"Activations of blocks\.1 are NaN or infinite"):
+        repair(model, x, SparsityConfig(joint=0.5), config())
 
 
 @PATHS
@@ -127,7 +136,7 @@ def test_token_weights(kind: str, variant: str) -> None:
     model, x = variants.build(variant), variants.images(variant, 4)
     cfg = CompensationConfig(token_weights=kind, class_token_weight=5, token_floor=0.25)
     with torch.no_grad():
-        (weights,) = start_streams(model, blocks_of(model), [x], cfg, CPU).weights
+        (weights,) = start_streams(model, blocks_of(model), [x], cfg).weights
     assert weights is not None
     assert weights.shape == (2, 4, tokens(model, x).shape[1])
     if kind == "rollout":

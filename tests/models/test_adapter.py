@@ -110,7 +110,7 @@ def test_units_that_contribute_nothing_are_cut_without_a_trace(variant: str) -> 
     plan = tuple(kept_sets(block, allowed(variant), generator) for block in blocks)
     for block, kept in zip(blocks, plan, strict=True):
         silence(model, block, kept)
-    statistics = calibrate(model, blocks_of(model), [x], allowed(variant), CPU)
+    statistics = calibrate(model, blocks_of(model), [x], allowed(variant))
     pruned, _ = compensate(
         model, blocks_of(model), statistics, plan, CompensationConfig(mlp="none", qk="none", vo="none")
     )
@@ -122,7 +122,7 @@ def prune_half(model: nn.Module, x: Tensor, groups: frozenset[str]) -> nn.Module
     blocks = blocks_of(model)
     half: dict[str, Any] = dict.fromkeys(groups, 0.5)
     sparsity = SparsityConfig(**half, round_to=1)
-    statistics = calibrate(model, blocks, x.split(2), groups, CPU)
+    statistics = calibrate(model, blocks, x.split(2), groups)
     scores = rank(model, blocks, statistics, groups, RankerConfig(), RankerArgs.seeded(0, 1e-3))
     plan = tuple(keep(s, b, uniform_sizes(b, groups, sparsity)) for s, b in zip(scores, blocks, strict=True))
     return compensate(model, blocks, statistics, plan, CompensationConfig())[0]

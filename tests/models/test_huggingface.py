@@ -7,15 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from corp_cli.cli.main import main
 from corp_cli.config.prune import ModelConfig
 from corp_cli.errors import CorpError
+from corp_cli.models.huggingface import DEFAULTS, filled
+from corp_cli.models.image_processors import image_data
 from corp_cli.models.loading import load_dense
+from corp_cli.models.preprocess import eval_transform
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -149,3 +154,100 @@ def test_a_hub_out_of_reach_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(CorpError, match=r"cannot be fetched .*; without a network, download the repository elsewhere"):
         load_dense(ModelConfig("transformers:someone/some-model-that-is-not-there"))
+
+
+# --- preprocessing --------------------------------------------------------------------------------------------
+
+PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("ViT", {}),
+    "vit_384": ("ViT", {"size": {"height": 384, "width": 384}, "resample": 3}),
+    "deit": ("DeiT", {}),
+    "deit_odd": ("DeiT", {"size": {"height": 250, "width": 250}, "crop_size": {"height": 224, "width": 224}}),
+    "siglip": ("Siglip", {}),
+    "bit": ("Bit", {}),
+    "bit_256": ("Bit", {"size": {"shortest_edge": 256}, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.3, 0.2, 0.1]}),
+    "not_normalised": ("ViT", {"do_normalize": False}),
+    "other_factor": ("ViT", {"rescale_factor": 1 / 127.5}),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_images_are_prepared_as_the_image_processor_does(name: str, tmp_path: Path) -> None:
+    kind, changed = PROCESSORS[name]
+    processor = getattr(transformers, f"{kind}ImageProcessor")(**changed)
+    processor.save_pretrained(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).resize((420, 300), Image.Resampling.BICUBIC)
+    expected = processor(image, return_tensors="pt")["pixel_values"][0]
+    said = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    for given in (said, {"image_processor_type": said["image_processor_type"], **changed}):
+        config = {"image_size": expected.shape[-1], "num_channels": 3, "model_type": "vit"}
+        found = eval_transform(image_data(given, config, name))(image)
+        assert (found - expected).abs().mean() < 0.01 * expected.std()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"do_resize": False}, "do_resize=false"),
+        ({"do_rescale": False}, "do_rescale=false"),
+        ({"size": {"shortest_edge": 224}}, "shortest_edge without a square crop"),
+        ({"size": {"height": 384, "width": 384}}, "images of 384x384, and the model takes 224x224"),
+        ({"size": {"longest_edge": 224}}, "height"),
+        ({"do_center_crop": True, "crop_size": 224, "size": 200}, "a crop of 224x224 out of 200x200"),
+        ({"image_processor_type": "OwlViTImageProcessor"}, "it uses OwlViT"),
+        ({"resample": 9}, "9"),
+    ],
+)
+def test_what_timm_cannot_prepare_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(CorpError, match=rf"asks what corp cannot do \(.*{said}"):
+        image_data(given, {"image_size": 224, "num_channels": 3, "model_type": "vit"}, "x")
+
+
+# --- folders --------------------------------------------------------------------------------------------------
+
+
+def test_what_a_config_leaves_out_is_what_transformers_takes() -> None:
+    for kind in ("ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "SiglipVision"):
+        default = getattr(transformers, f"{kind}Config")()
+        found = filled({"model_type": default.model_type})
+        for key in DEFAULTS:
+            assert found[key] == getattr(default, key), (kind, key)
+    assert filled({"model_type": "siglip", "vision_config": {}}) == filled({"model_type": "siglip_vision_model"})
+
+
+@pytest.mark.parametrize("saved", ["vit"], indirect=True)
+def test_a_folder_in_shards(saved: tuple[nn.Module, Path]) -> None:
+    model, folder = saved
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")  # type: ignore[operator]
+    save_file({"junk": torch.zeros(1)}, folder / "other.safetensors")
+    found, _ = load_dense(ModelConfig(f"transformers:{folder}"))
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(found(x), output(model, x), rtol=1e-4, atol=1e-4)
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(CorpError, match=f"lacks {shard.name}, which its index names"):
+        load_dense(ModelConfig(f"transformers:{folder}"))
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "[" * 10**5, '{"vision_config": 3}'])
+def test_a_config_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CorpError, match=r"config\.json"):
+        load_dense(ModelConfig(f"transformers:{tmp_path}"))
+
+
+@pytest.mark.parametrize("saved", ["vit"], indirect=True)
+@pytest.mark.parametrize("changed", [{"image_size": "x"}, {"num_hidden_layers": None}, {"hidden_act": []}])
+def test_configs_of_other_types_are_refused(saved: tuple[nn.Module, Path], changed: dict[str, Any]) -> None:
+    _, folder = saved
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    with pytest.raises(CorpError):
+        load_dense(ModelConfig(f"transformers:{folder}"))
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CorpError):
+        load_dense(ModelConfig(f"transformers:{folder}"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,16 @@ from tests.support.recipes import PAPER
 
 CPU_WORDS = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError(CPU_WORDS), MemoryError()]
+OTHERS = [
+    RuntimeError("could not create a primitive"),  # oneDNN
+    RuntimeError("unable to mmap 4096 bytes from file <x>: Cannot allocate memory (12)"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("std::bad_alloc"),
+    RuntimeError("can't start new thread"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+]
 
 
 pytestmark = pytest.mark.usefixtures("tiny_digits")
@@ -37,18 +49,22 @@ def config() -> PruneConfig:
     )
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=["cuda", "cpu", "python"])
+@pytest.mark.parametrize("error", [*ERRORS, *OTHERS], ids=lambda error: f"{error}"[:30])
 def test_what_counts_as_out_of_memory(error: Exception) -> None:
     assert is_out_of_memory(error)
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
     with pytest.raises(CorpError, match="Memory ran out"), plain_memory_errors():
         raise error
 
 
-def test_the_real_words_of_the_cpu_allocator() -> None:
+def test_the_real_words_of_the_allocators() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
+    with pytest.raises(MemoryError) as numpys:
+        np.empty(2**60, np.uint8)
+    assert is_out_of_memory(numpys.value)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=["cuda", "cpu", "python"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import yaml
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import skeleton
 from corp_cli.models.spec import ModelSpec
+from corp_cli.models.token_block import all_tokens, most_merged
 from corp_cli.pipeline import prune
 from corp_cli.report.schema import Report
 from corp_cli.sizes import latency
@@ -144,10 +146,10 @@ def test_damage_is_interpolated_along_the_error_and_never_falls() -> None:
 def test_plans_come_back(tmp_path: Path) -> None:
     sizes = (Sizes(40, 5, 9, 2), Sizes(128, 16, 16, 1))
     (tmp_path / "plan.yaml").write_text(plan_text(SizePlan(sizes, 1, (), 0.25), BLOCKS))
-    again = read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 0)
+    again = read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 5, 0)
     assert (again.sizes, again.updated_tokens) == (sizes, 1)
     (tmp_path / "part.yaml").write_text("blocks: {blocks.1: {mlp: 8}}")
-    assert read_plan(tmp_path / "part.yaml", BLOCKS, 0, 0).sizes == (DENSE[0], Sizes(8, 16, 16, 2))
+    assert read_plan(tmp_path / "part.yaml", BLOCKS, 0, 0, 0).sizes == (DENSE[0], Sizes(8, 16, 16, 2))
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,12 @@ def test_plans_come_back(tmp_path: Path) -> None:
         ("blocks: {blocks.0: {mlp: 0}}", "give a number from 1 to 128"),
         ("blocks: {blocks.0: {mlp: 129}}", "give a number from 1 to 128"),
         ("blocks: {blocks.0: {mlp: 8.5}}", "give a number from 1 to 128"),
+        ("blocks: {3: {mlp: 8}, blocks.0: {mlp: 8}, x: {}}", "names 3, which the model does not have"),
+        ("blocks: {blocks.0: {3: 8}}", r"names blocks\.0\.3; the groups are"),
+        ("blocks: {blocks.0: [8]}", r"blocks\.0 is no list of group: size"),
+        ("[" * 10**5, "nested too deeply"),
+        ("a: &a [x]\n" + "".join(f"{i}: &{i} [*{i - 1}, *{i - 1}]\n" for i in range(1, 60)), "cannot be read"),
+        ("a: &a {mlp: 8}\nblocks: {blocks.0: *a, blocks.1: *a}", "holds aliases, which a plan does without"),
         ("{blocks: {}, last_block_tokens: 1}", r"last_block_tokens=1; this model needs null \(all tokens\)"),
     ],
 )
@@ -168,7 +176,25 @@ def test_broken_plans_are_refused_in_a_sentence(tmp_path: Path, text: str, sente
     path = tmp_path / "plan.yaml"
     path.write_text(text)
     with pytest.raises(CorpError, match=sentence):
-        read_plan(path, BLOCKS, 0, 0)
+        read_plan(path, BLOCKS, 0, 0, 0)
+
+
+@pytest.mark.parametrize("tokens", [0, 6, 10**9])
+def test_the_last_block_updates_no_more_tokens_than_there_are(tmp_path: Path, tokens: int) -> None:
+    (tmp_path / "plan.yaml").write_text(f"{{blocks: {{}}, last_block_tokens: {tokens}}}")
+    with pytest.raises(CorpError, match=f"last_block_tokens={tokens}; this model needs 1 to 5, or null"):
+        read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 5, 0)
+
+
+def test_tokens_are_counted() -> None:
+    assert all_tokens(variants.build("vit")) == 5
+    assert all_tokens(variants.build("gap_no_class_token")) == 0
+
+
+def test_a_model_of_one_block_merges_no_tokens() -> None:
+    one = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
+    assert most_merged(one) == 0
+    assert not merges_tokens(one, SparsityConfig(macs=0.3))
 
 
 def run(sparsity: SparsityConfig) -> PruneConfig:
@@ -236,7 +262,7 @@ def test_budgets_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert measured[1:] == [ANCHORS[0.4], ANCHORS[0.2]]
     spent(0.2, seed=1)
     assert len(measured) == 4
-    for path in tmp_path.glob("curves-*.json"):
+    for path in tmp_path.glob("curves-*"):
         path.write_text("{")
     spent(0.2)
     assert len(measured) == 5
@@ -329,10 +355,10 @@ def test_grids_reach_from_an_eighth_to_all() -> None:
 )
 def test_plans_say_how_many_tokens_are_merged(tmp_path: Path, merge: int, mergeable: int, said: str) -> None:
     (tmp_path / "plan.yaml").write_text(plan_text(SizePlan(DENSE, 1, (2, 0)), BLOCKS))
-    assert read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 2) == SizePlan(DENSE, 1, (2, 0))
+    assert read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 5, 2) == SizePlan(DENSE, 1, (2, 0))
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"blocks": {"blocks.0": {"merge": merge}}}))
     with pytest.raises(CorpError, match=re.escape(said)):
-        read_plan(tmp_path / "bad.yaml", BLOCKS, 1, mergeable)
+        read_plan(tmp_path / "bad.yaml", BLOCKS, 1, 5, mergeable)
 
 
 def test_tokens_are_not_merged_where_a_head_reads_them_all() -> None:

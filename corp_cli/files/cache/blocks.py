@@ -1,53 +1,62 @@
-"""Compensated blocks kept for a run that goes on: safetensors, and the sizes from which their modules are built."""
+"""Compensated blocks kept for a run that goes on: their tensors, and the sizes from which their modules are built."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from corp_cli.files.tensors import save_whole
+from corp_cli.errors import CorpError
+from corp_cli.files.cache.keys import key_sha256
+from corp_cli.files.kept import DamagedError, Kept, Key, read_kept, write_kept
 from corp_cli.method.compensate import GroupError
 from corp_cli.models.blocks import Block
 from corp_cli.models.resize import pruned_sizes, resize, sizes_from_json
 from corp_cli.models.spec import PrunedSizes
+from corp_cli.runtime import console
 
-FORMAT = "corp-block"
+KIND = "block"
 
 
 @dataclass(frozen=True)
 class BlockFiles:
-    """Files of compensated blocks in a folder, named after what they depend on; see `method.sequential.Progress`."""
+    """Files of compensated blocks in a folder, under what they depend on; see `method.sequential.Progress`."""
 
     folder: Path
-    key: str
+    key: Key
 
     def path(self, index: int) -> Path:
         """The file of one block."""
-        return self.folder / f"block-{index:03}-{self.key[:16]}.safetensors"
+        return self.folder / f"block-{index:03}-{key_sha256(self.key)[:16]}.safetensors"
 
     def write(
         self, index: int, block: Block, pruned: nn.Module, dense: nn.Module, errors: dict[str, GroupError]
     ) -> None:
         """Keep a block of `pruned`; the file appears only when whole."""
         sizes = pruned_sizes(pruned, dense).get(block.name, PrunedSizes())
-        content = {"sizes": asdict(sizes), "errors": {group: asdict(error) for group, error in errors.items()}}
-        tensors = {k: v.cpu().contiguous() for k, v in pruned.get_submodule(block.name).state_dict().items()}
-        with contextlib.suppress(OSError, SafetensorError):  # the run can do without it
-            save_whole(tensors, self.path(index), FORMAT, json.dumps(content))
+        content = {
+            "block": block.name,
+            "sizes": asdict(sizes),
+            "errors": {group: asdict(error) for group, error in errors.items()},
+        }
+        state = pruned.get_submodule(block.name).state_dict()
+        with contextlib.suppress(CorpError):  # the run can do without it
+            write_kept(self.path(index), KIND, Kept(self.key, content, state))
 
     def read(self, index: int, block: Block, pruned: nn.Module) -> dict[str, GroupError] | None:
-        """Put a kept block into `pruned` and give its errors; None where none is kept."""
-        try:
-            with safe_open(self.path(index), framework="pt") as file:
-                content = json.loads((file.metadata() or {})[FORMAT])
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, KeyError, ValueError):
+        """Put a kept block into `pruned` and give its errors; None where none is kept, or not this one."""
+        path = self.path(index)
+        if not path.exists():
             return None
-        resize(pruned, {block.name: sizes_from_json(content["sizes"])})
-        pruned.get_submodule(block.name).load_state_dict(state)
-        return {group: GroupError(**error) for group, error in content["errors"].items()}
+        try:
+            kept = read_kept(path, KIND)
+            if kept.key != self.key or kept.content["block"] != block.name:
+                raise DamagedError("belongs to another run")
+        except CorpError as error:
+            console.warn(f"{path} {error}; {block.name} is repaired anew.")
+            return None
+        resize(pruned, {block.name: sizes_from_json(kept.content["sizes"])})
+        pruned.get_submodule(block.name).load_state_dict(kept.tensors)
+        return {group: GroupError(**error) for group, error in kept.content["errors"].items()}

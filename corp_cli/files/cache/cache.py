@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.blocks import BlockFiles
-from corp_cli.files.cache.curves import read_curves, write_curves
+from corp_cli.files.cache.curves import KeptCurves, read_curves, write_curves
 from corp_cli.files.cache.keys import differing, extended, key_sha256, statistics_key
 from corp_cli.files.cache.statistics import Measured, read_statistics, write_statistics
+from corp_cli.files.kept import DamagedError, ForeignError, Key
+from corp_cli.files.locks import in_turn
 from corp_cli.images.batches import Intake, warn_unread
 from corp_cli.images.sources import ImageSet, expand
 from corp_cli.method.calibrate import accumulation_device
@@ -22,7 +25,16 @@ from corp_cli.models.loaded import LoadedModel
 from corp_cli.runtime import console
 from corp_cli.sizes.curves import Curve
 
-CURVES = "corp-curves 2"
+
+class Keyed(Protocol):
+    """What is kept under a key."""
+
+    @property
+    def key(self) -> Key:
+        """What it depends on, by name."""
+
+
+K = TypeVar("K", bound=Keyed)
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,7 @@ class Cache:
 
     shared: Path | None = None
     own: Path | None = None
-    key: dict[str, str] = field(default_factory=dict)
+    key: Key = field(default_factory=dict)
 
     @property
     def place(self) -> Path | None:
@@ -68,28 +80,23 @@ def cached_statistics(
     """What `measure` gives, looked up in or added to `cache`; `intake` says how many images it was measured on."""
     if cache.place is None:
         return measure()
-    path = in_cache(cache, f"statistics-{key_sha256(cache.key)[:16]}.safetensors")
+    path = in_cache(cache, "statistics", cache.key)
     if cache.place.suffix == ".safetensors":
         path = cache.place
-    foreign = False
-    if path.exists():
-        found = read_statistics(path, accumulation_device(dense.device))
-        if found is not None and found.key == cache.key:
+    with turn(cache, path, "measuring the same statistics"):
+        try:
+            found = found_in(cache, path, cache.key, lambda: read_statistics(path, accumulation_device(dense.device)))
+        except ForeignError as error:
+            console.warn(f"calibration.cache: {path} {error}; measuring without it.")
+            return measure()
+        if found is not None:
             intake.restart()
             intake.take(found.good, found.bad)
             warn_unread(intake)
             console.err().print(f"corp: statistics of {found.good} images read from {path}", style="dim", markup=False)
             return found.statistics
-        foreign = found is None and path == cache.place
-        why = "is not a whole file of corp's statistics"
-        if found is not None:
-            why = f"was measured for other {differing(cache.key, found.key)}"
-        then = "measuring without it" if foreign else "measuring anew and replacing it"
-        console.warn(f"calibration.cache: {path} {why}; {then}.")
-    statistics = measure()
-    if not foreign:  # a file that the user named and that corp did not write is left alone
-        content = Measured(cache.key, statistics, intake.good, intake.bad)
-        keep(cache, lambda: write_statistics(content, path))
+        statistics = measure()
+        keep(cache, lambda: write_statistics(Measured(cache.key, statistics, intake.good, intake.bad), path))
     return statistics
 
 
@@ -97,32 +104,61 @@ def cached_curves(cache: Cache, parts: dict[str, Any], measure: Callable[[], lis
     """What `measure` gives, looked up in or added to `cache`; `parts`: what curves depend on besides statistics."""
     if cache.place is None:
         return measure()
-    key = extended(cache.key, format=CURVES, **parts)
-    path = in_cache(cache, f"curves-{key_sha256(key)[:16]}.json")
-    curves = read_curves(path, key)
-    if curves is None:
+    key = extended(cache.key, **parts)
+    path = in_cache(cache, "curves", key)
+    with turn(cache, path, "measuring the same damage curves"):
+        found = found_in(cache, path, key, lambda: read_curves(path))
+        if found is not None:
+            console.err().print(f"corp: damage curves read from {path}", style="dim", markup=False)
+            return found.curves
         curves = measure()
-        found = curves
-        keep(cache, lambda: write_curves(found, key, path))
+        keep(cache, lambda: write_curves(KeptCurves(key, curves), path))
     return curves
+
+
+def found_in(cache: Cache, path: Path, key: Key, read: Callable[[], K]) -> K | None:
+    """What `read` finds in `path`; None, and a word on why, where that is nothing, or not what was kept under `key`.
+
+    Raises ForeignError for a file that the user named, and that corp did not write: it is left alone.
+    """
+    if not path.exists():
+        return None
+    try:
+        found = read()
+        if found.key == key:
+            return found
+        why = f"was measured for other {differing(key, found.key)}"
+    except (ForeignError, DamagedError) as error:
+        if isinstance(error, ForeignError) and path == cache.place:
+            raise
+        why = str(error)
+    console.warn(f"calibration.cache: {path} {why}; measuring anew and replacing it.")
+    return None
+
+
+def turn(cache: Cache, path: Path, doing: str) -> contextlib.AbstractContextManager[None]:
+    """The time in which this run alone reads or makes `path`, of a cache that others share."""
+    if cache.shared is None:
+        return contextlib.nullcontext()
+    return in_turn(path.with_name(f".{path.name}.lock"), doing)
 
 
 def cached_blocks(cache: Cache, parts: dict[str, Any]) -> BlockFiles | None:
     """Where blocks of this run are kept; `parts`: what they depend on besides statistics. None without such a place."""
-    return None if cache.own is None else BlockFiles(cache.own, key_sha256(extended(cache.key, **parts)))
+    return None if cache.own is None else BlockFiles(cache.own, extended(cache.key, **parts))
 
 
-def in_cache(cache: Cache, name: str) -> Path:
-    """A file of the cache's folder, or beside the file of statistics that it names."""
+def in_cache(cache: Cache, kind: str, key: Key) -> Path:
+    """The file for `key` in the cache's folder, or beside the file of statistics that it names."""
     assert cache.place is not None
     folder = cache.place.parent if cache.place.suffix == ".safetensors" else cache.place
-    return folder / name
+    return folder / f"{kind}-{key_sha256(key)[:16]}.safetensors"
 
 
 def keep(cache: Cache, write: Callable[[], None]) -> None:
     """Let `write` add a file; what a run keeps for itself alone it can do without."""
     try:
         write()
-    except CorpError:
+    except CorpError as error:
         if cache.shared is not None:
-            raise
+            raise CorpError(f"calibration.cache: {error}") from error

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from corp_cli.files.output import write_whole
-from corp_cli.runtime import console
+from corp_cli.files.kept import Kept, Key, read_kept, write_kept
 from corp_cli.sizes.curves import Curve
 
+KIND = "curves"
 
-def write_curves(curves: list[Curve], key: dict[str, str], path: Path) -> None:
+
+@dataclass(frozen=True)
+class KeptCurves:
+    """The content of a file of curves."""
+
+    key: Key
+    curves: list[Curve]
+
+
+def write_curves(measured: KeptCurves, path: Path) -> None:
     """Write `path`, which appears only when whole. Raises CorpError if it cannot be written."""
-    rows = [{"block": c.block, "group": c.group, "damage": c.damage.tolist()} for c in curves]
-    text = json.dumps({"key": key, "curves": rows})  # floats in full: the same plan as from fresh curves
-    write_whole(path, lambda file: file.write(text))
+    rows = [[curve.block, curve.group] for curve in measured.curves]
+    tensors = {str(i): curve.damage for i, curve in enumerate(measured.curves)}
+    write_kept(path, KIND, Kept(measured.key, {"curves": rows}, tensors))
 
 
-def read_curves(path: Path, key: dict[str, str]) -> list[Curve] | None:
-    """The curves in `path`; None where there are none, or not these."""
-    try:
-        content: Any = json.loads(path.read_text("utf-8"))
-        if content["key"] != key:
-            return None
-        rows = content["curves"]
-        curves = [Curve(r["block"], r["group"], torch.tensor(r["damage"], dtype=torch.float64)) for r in rows]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    console.err().print(f"corp: damage curves read from {path}", style="dim", markup=False)
-    return curves
+def read_curves(path: Path) -> KeptCurves:
+    """What is kept in `path`. Raises ForeignError or DamagedError for anything else."""
+    kept = read_kept(path, KIND)
+    rows = kept.content["curves"]
+    return KeptCurves(kept.key, [Curve(block, group, kept.tensors[str(i)]) for i, (block, group) in enumerate(rows)])

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from corp_cli.files.cache.statistics import FORMAT_VERSION, field_names
+from corp_cli.files.cache.statistics import field_names
 from corp_cli.files.checkpoint import weights_sha256
+from corp_cli.files.kept import Key
 from corp_cli.images.sources import ImageSet
 from corp_cli.method.statistics import BlockStatistics
 from corp_cli.models.loaded import LoadedModel
@@ -39,27 +40,27 @@ def images_sha256(*sets: ImageSet) -> str:
     return digest.hexdigest()
 
 
-def statistics_key(dense: LoadedModel, images: Iterable[ImageSet], groups: Iterable[str]) -> dict[str, str]:
+def statistics_key(dense: LoadedModel, images: Iterable[ImageSet], groups: Iterable[str]) -> Key:
     """What statistics depend on, by name; batch size and device only round differently and are left out."""
     return {
         "weights": weights_sha256(dense.model),
         "images": images_sha256(*images),
         "transform": json.dumps(dense.spec.data, sort_keys=True),
         "groups": ",".join(sorted(groups)),
-        "format": f"{FORMAT_VERSION} {' '.join(field_names(BlockStatistics))}",
+        "fields": " ".join(field_names(BlockStatistics)),
     }
 
 
-def key_sha256(key: dict[str, str]) -> str:
+def key_sha256(key: Key) -> str:
     """One hash for the whole key."""
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
 
 
-def differing(key: dict[str, str], other: dict[str, str]) -> str:
+def differing(key: Key, other: Key) -> str:
     """The parts in which two keys differ, in words."""
     return ", ".join(name for name in key if key[name] != other.get(name))
 
 
-def extended(key: dict[str, str], **parts: Any) -> dict[str, str]:
+def extended(key: Key, **parts: Any) -> Key:
     """The key of what depends on statistics under `key`, and on `parts` besides."""
     return {"statistics": key_sha256(key), **{name: json.dumps(part, sort_keys=True) for name, part in parts.items()}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -10,63 +9,48 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from corp_cli.errors import CorpError
-from corp_cli.files.tensors import save_whole
+from corp_cli.files.kept import Kept, Key, read_kept, write_kept
 from corp_cli.method.statistics import BlockStatistics, Statistics
 
-FORMAT = "corp-statistics"
-FORMAT_VERSION = 1
+KIND = "statistics"
 
 
 @dataclass(frozen=True)
 class Measured:
     """The content of a cache file."""
 
-    key: dict[str, str]
+    key: Key
     statistics: Statistics
     good: int  # images measured on
     bad: list[str]  # those that could not be read
 
 
-def write_statistics(kept: Measured, path: Path) -> None:
+def write_statistics(measured: Measured, path: Path) -> None:
     """Write `path`, which appears only when whole. Raises CorpError if it cannot be written."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Any] = {}
-    for index, block in enumerate(kept.statistics):
+    for index, block in enumerate(measured.statistics):
         for name, value in _flat(block, f"{index}."):
-            if isinstance(value, Tensor):
-                tensors[name] = value.cpu().contiguous()
-            else:
-                scalars[name] = value
+            (tensors if isinstance(value, Tensor) else scalars)[name] = value
     content = {
-        "key": kept.key,
-        "blocks": len(kept.statistics),
+        "blocks": len(measured.statistics),
         "scalars": scalars,
-        "good": kept.good,
-        "bad": kept.bad,
+        "good": measured.good,
+        "bad": measured.bad,
     }
-    try:
-        save_whole(tensors, path, FORMAT, json.dumps(content))
-    except (OSError, SafetensorError) as error:
-        why = f"calibration.cache: {path} cannot be written ({error})"
-        raise CorpError(f"{why}; check space and permissions, or choose another place.") from error
+    write_kept(path, KIND, Kept(measured.key, content, tensors))
 
 
-def read_statistics(path: Path, device: torch.device) -> Measured | None:
-    """What is kept in `path`, its tensors on `device`; None where the file is not corp's, or not whole."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            content = json.loads((file.metadata() or {})[FORMAT])
-            names: list[str] = list(file.keys())
-            values: dict[str, Any] = {name: file.get_tensor(name).to(device) for name in names}
-        values.update(content["scalars"])
-        statistics = tuple(_built(BlockStatistics, values, f"{index}.") for index in range(content["blocks"]))
-        return Measured(content["key"], statistics, content["good"], content["bad"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
-        return None
+def read_statistics(path: Path, device: torch.device) -> Measured:
+    """What is kept in `path`, its tensors on `device`. Raises ForeignError or DamagedError for anything else."""
+    kept = read_kept(path, KIND)
+    content = kept.content
+    values: dict[str, Any] = {name: tensor.to(device) for name, tensor in kept.tensors.items()} | content["scalars"]
+    blocks = range(content["blocks"])
+    statistics = tuple(_built(BlockStatistics, values, f"{index}.") for index in blocks)
+    return Measured(kept.key, statistics, content["good"], content["bad"])
 
 
 # --- dataclasses of tensors, numbers and further dataclasses, as flat names ------------------------------------

@@ -30,6 +30,7 @@ class PrunedAttention(nn.Module):
         """`dense` is the attention replaced: norms and dropouts are taken over from it as they are."""
         super().__init__()
         self.num_heads, self.qk_dim, self.v_dim, self.scale = sizes.heads, sizes.qk, sizes.vo, sizes.scale
+        self.head_dim, self.fused_attn = sizes.vo, True  # as timm's attention says it
         self.updated_tokens: int | None = None  # only so many leading tokens ask and are answered; None: all
         like = {"device": dense.proj.weight.device, "dtype": dense.proj.weight.dtype}
         inputs = (dense.q_proj if dense.qkv is None else dense.qkv).in_features

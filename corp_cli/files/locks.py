@@ -1,0 +1,60 @@
+"""Locks between processes, and between containers that share a disk. The system lets go of them where one dies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from corp_cli.errors import CorpError
+from corp_cli.files.output import cannot_write, remove_partial
+from corp_cli.runtime import console
+
+LOCK = ".corp.lock"  # in a folder while a command writes to it
+PATIENCE = 1.0  # seconds of waiting before it is said
+NO_LOCKS = (OSError, NotImplementedError)  # of disks that know none: as well as can be without
+
+
+@contextlib.contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Let nobody else write to `folder` during the body, and remove what killed runs had begun to write there.
+
+    Raises CorpError where another command is at it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CorpError(cannot_write(folder, error)) from error
+    lock = FileLock(folder / LOCK)
+    with contextlib.suppress(*NO_LOCKS):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise CorpError(
+                f"Another corp is writing to {folder}; wait for it, or choose another with hydra.run.dir=FOLDER."
+            ) from error
+    try:
+        remove_partial(folder)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+
+
+@contextlib.contextmanager
+def in_turn(path: Path, doing: str) -> Iterator[None]:
+    """Hold the lock `path` during the body, after others who have it; what they are `doing` is said meanwhile."""
+    lock = FileLock(path)
+    with contextlib.suppress(*NO_LOCKS):
+        try:
+            lock.acquire(timeout=PATIENCE)
+        except Timeout:
+            console.err().print(f"corp: waiting for another run that is {doing}", style="dim", markup=False)
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
