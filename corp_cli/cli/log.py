@@ -47,15 +47,10 @@ def recorded(command: str, overrides: str, output_dir: Path) -> Iterator[None]:
     except Exception:
         _log.exception("unexpected error")
         raise
-    finally:
-        close()
-
-
-def close() -> None:
-    """Close the log file, and leave logging as it was: what runs next has a log of its own or none."""
-    package = logging.getLogger(PACKAGE)
-    for handler in [handler for handler in package.handlers if isinstance(handler, LogFile)]:
-        package.removeHandler(handler)
-        handler.close()
-        package.setLevel(logging.NOTSET)
-        package.addHandler(logging.NullHandler())
+    finally:  # leave logging as it was: what runs next has a log of its own or none
+        package = logging.getLogger(PACKAGE)
+        for handler in [handler for handler in package.handlers if isinstance(handler, LogFile)]:
+            package.removeHandler(handler)
+            handler.close()
+            package.setLevel(logging.NOTSET)
+            package.addHandler(logging.NullHandler())

@@ -16,7 +16,7 @@ from corp_cli.runtime.memory import plain_memory_errors
 from corp_cli.sizes.budget import Budget, matching_fraction, uniform
 from corp_cli.sizes.costs import cost_of
 
-UNITS = {"macs": "MACs", "params": "parameters"}
+UNITS = {"params": "parameters", "macs": "MACs"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def foresee(cfg: PruneConfig) -> Outlook:
     sizes = uniform(target, matching_fraction(target)) if isinstance(target, Budget) else target.sizes
     whole = tuple(block.sizes for block in dense.blocks)
     counts = {}
-    for kind, label in (("params", "parameters"), ("macs", "MACs")):
+    for kind, label in UNITS.items():
         before = cost_of(dense.spec, dense.blocks, whole, kind)
         counts[label] = before, cost_of(dense.spec, dense.blocks, sizes, kind, target.updated_tokens)
     rates = measure_rates(work, cfg.calibration)

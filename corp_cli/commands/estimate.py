@@ -84,9 +84,6 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-# --- seconds --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Solves:
     """Seconds of the solves of MLPs, summed over blocks. Those of attention are small beside them."""
@@ -193,9 +190,6 @@ def feed(compute: float, images: ImageSet, rates: Rates, workers: int, device: t
     return max(longest, (min(torch.get_num_threads(), cores) * compute + rates.read) / cores)
 
 
-# --- memory ---------------------------------------------------------------------------------------------------
-
-
 def peak_mib(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> dict[str, float | None]:
     """Peak memory in MiB: of this process, and on CUDA of the device; the stage that needs most decides."""
     model, images = size_in_bytes(work.dense.model), len(work.images.calibration)
@@ -203,9 +197,8 @@ def peak_mib(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rate
     hidden = max(block.sizes.mlp for block in work.dense.blocks)
     pixels = torch.Size(work.dense.spec.data["input_size"]).numel()
     passed = (3 * pixels + rates.tokens * (2 * hidden + 6 * rates.width)) * FLOAT  # in a forward pass, of an image
-    batch, judged = (
-        min(one.batch_size, n) for one, n in ((cfg.calibration, images), (cfg.evaluation, len(work.images.evaluation)))
-    )
+    batch = min(cfg.calibration.batch_size, images)
+    judged = min(cfg.evaluation.batch_size, len(work.images.evaluation))
     hooked = passed * max(0, batch - rates.batch)
     hooked += 3 * batch * rates.tokens * (hidden + rates.width) * FLOAT  # what statistics copy of activations
     stages = {
@@ -213,16 +206,14 @@ def peak_mib(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rate
         "evaluate": (0.0, sums + 2 * left + passed * max(0, judged - rates.batch)),
     }
     if isinstance(work.target, Budget):
-        curve_images = min(cfg.sparsity.curve_images, images)
-        held = curve_images * (2 * stream + pixels) * FLOAT
-        stages["plan"] = (0.0, sums + held + model + 2 * model + hooked)  # the copy around, and all weights in float64
+        held = min(cfg.sparsity.curve_images, images) * (2 * stream + pixels) * FLOAT
+        stages["plan"] = (0.0, sums + held + 3 * model + hooked)  # the copy around, and all weights in float64
     if cfg.compensation.propagate != "none":
         depth = len(work.dense.blocks)
         streams = images * (3 * stream + depth * rates.tokens) * FLOAT  # on the host
         heads = max(block.sizes.heads for block in work.dense.blocks)
-        maps = (
-            (depth + 3 * heads) * batch * rates.tokens**2 * FLOAT if cfg.compensation.token_weights == "rollout" else 0
-        )
+        attended = depth + 3 * heads if cfg.compensation.token_weights == "rollout" else 0
+        maps = attended * batch * rates.tokens**2 * FLOAT
         stages["compensate"] = (streams, sums + left + model + max(hooked, maps))
     on_device = SCATTERED * max(used for _, used in stages.values()) / MIB
     if work.dense.device.type == "cuda":
