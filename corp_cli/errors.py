@@ -1,4 +1,6 @@
-"""The one exception a user sees: a plain sentence that says what is wrong and what to do."""
+"""The one exception a user sees: a plain sentence that says what is wrong and what to do. And how a run is stopped."""
+
+from __future__ import annotations
 
 
 class CorpError(Exception):
@@ -7,3 +9,14 @@ class CorpError(Exception):
 
 class GateError(Exception):
     """A result is worse than `gate.*` allows. The CLI prints its message and exits with code 3; files stay."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, from Slurm, Kubernetes or `kill`: what holds for Ctrl-C holds for it. The CLI exits with code 143."""
+
+
+def stop_within(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The Ctrl-C or SIGTERM that `error` is or came of: native code turns it into errors of its own."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from corp_cli.cli.table import COMMANDS
 from corp_cli.config.prune import PruneConfig
+from corp_cli.config.shareable import from_environment
 from corp_cli.errors import CorpError
 
 if TYPE_CHECKING:
@@ -62,7 +64,35 @@ def typed(cfg: DictConfig, schema: type[Config]) -> Config:
         raise CorpError("This config does not build on corp's own; put prune first in its defaults list.")
     for key in forced_keys(config):
         raise CorpError(f"corp has no key {key}; leave it out, or see corp prune --help")
+    mark_environment(config, OmegaConf.to_container(cfg), OmegaConf.to_container(cfg))
     return config
+
+
+def mark_environment(config: Any, raw: Any, whole: Any) -> None:
+    """Mark the strings of `config` that an environment variable went into: the text that they stand for is in `raw`.
+
+    `raw` is a part of the config `whole`. Files that may be passed on hold no such string; see `shareable`.
+    """
+    content = config if isinstance(config, dict | list) else vars(config)
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+        asked = raw[key] if isinstance(raw, list) else raw.get(key)
+        if isinstance(value, str) and isinstance(asked, str) and asks_environment(asked, whole):
+            content[key] = from_environment(value, asked)
+        elif (isinstance(value, dict | list) or is_dataclass(value)) and isinstance(asked, dict | list):
+            mark_environment(value, asked, whole)
+
+
+def asks_environment(text: str, whole: Any, depth: int = 9) -> bool:
+    """Whether `text` of the config `whole` has an environment variable in it, perhaps by way of other keys."""
+    if "${oc.env" in text:
+        return True
+    for reference in re.findall(r"\$\{([\w.]+)\}", text):
+        found = whole
+        for part in reference.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        if isinstance(found, str) and depth and asks_environment(found, whole, depth - 1):
+            return True
+    return False
 
 
 def forced_keys(config: Any, parent: str = "") -> Iterator[str]:

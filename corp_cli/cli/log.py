@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from corp_cli.errors import CorpError, GateError
+from corp_cli.errors import CorpError, GateError, Terminated
 from corp_cli.version import __version__
 
 PACKAGE = "corp_cli"  # the logger above those of all modules
@@ -41,8 +41,8 @@ def recorded(command: str, overrides: str, output_dir: Path) -> Iterator[None]:
     except (CorpError, GateError) as error:
         _log.error("%s", " ".join(str(error).split()))
         raise
-    except KeyboardInterrupt:
-        _log.error("interrupted")
+    except KeyboardInterrupt as stop:
+        _log.error("terminated" if isinstance(stop, Terminated) else "interrupted")
         raise
     except Exception:
         _log.exception("unexpected error")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
+import threading
 import traceback
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, Iterator, Sequence
 
 from corp_cli.cli.table import COMMANDS
-from corp_cli.errors import CorpError, GateError
+from corp_cli.errors import CorpError, GateError, Terminated, stop_within
 from corp_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -39,28 +41,54 @@ Examples:
   corp doctor                                                whether corp can work on this machine
 
 Every command explains itself: corp prune --help
-Exit codes: 0 done, 1 a bug, 2 a mistake in the input, 3 a result worse than gate.* allows, 130 interrupted
+Exit codes: 0 done, 1 a bug, 2 a mistake in the input, 3 a result worse than gate.* allows, 130 interrupted,
+  143 terminated
 Shell completion: eval "$(corp -sc install=bash)", the same with zsh, or corp -sc install=fish | source
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `corp <argv>` → its exit code: 0, 1 for a bug, 2 for a mistake in the input, 3 for a result that is worse
-    than `gate.*` allows, 130 for Ctrl-C."""
+    than `gate.*` allows, 130 for Ctrl-C, 143 for SIGTERM."""
     usable_streams()
     try:
-        code = dispatch(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-        return code
+        with terminable():
+            code = dispatch(list(sys.argv[1:] if argv is None else argv))
+            sys.stdout.flush()
+            return code
     except KeyboardInterrupt as stop:
-        say(f"interrupted{f'; {stop}' if stop.args else '.'}")
-        return 130
+        return stopped(stop)
     except BrokenPipeError:  # the reader (head, less) has left
         return unprinted()
     except OSError as error:
         return unprinted(error) if error.errno in FULL and error.filename is None else report(error)
     except Exception as error:
-        return report(error)
+        came_of = stop_within(error)
+        return stopped(came_of) if came_of else report(error)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM raise Terminated during the body, but where a program around this one deals with it."""
+
+    def terminate(*_: object) -> None:
+        raise Terminated
+
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def stopped(stop: KeyboardInterrupt) -> int:
+    """Say that the run was stopped, and how to go on → the exit code."""
+    terminated = isinstance(stop, Terminated)
+    say(f"{'terminated' if terminated else 'interrupted'}{f'; {stop}' if stop.args else '.'}")
+    return 143 if terminated else 130
 
 
 def usable_streams() -> None:
@@ -203,7 +231,7 @@ def run_jobs(command: str, ground: Ground, resumed: bool, jobs: list[Job]) -> No
         job = carry_out(task, cfg)
         jobs.append(job)
         if isinstance(job.error, KeyboardInterrupt):
-            raise KeyboardInterrupt(*filter(None, [job.hint])) from None
+            raise type(job.error)(*filter(None, [job.hint])) from None
         # Hydra prints lines of its own about an error that reaches it. In the processes of a launcher plugin it has
         # to: they do not share `jobs`.
         if job.error is not None and os.getpid() != process:

@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from corp_cli.config.prune import BenchConfig, ModelConfig
+from corp_cli.config.shareable import shareable
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import pruned_model
 from corp_cli.files.output import write_json
@@ -141,6 +142,7 @@ def bench(cfg: BenchConfig, output_dir: Path) -> BenchReport:
         peak_memory_mib=peak_memory_mib(device),
         warnings=warnings,
     )
+    report = shareable(report, cfg)
     write_json(asdict(report), output_dir / BENCH)
     return report
 

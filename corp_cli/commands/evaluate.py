@@ -13,6 +13,7 @@ from torch import nn
 
 from corp_cli.config.images import EvaluationConfig
 from corp_cli.config.prune import EvaluateConfig
+from corp_cli.config.shareable import shareable
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import pruned_model, weights_sha256
 from corp_cli.files.output import write_json, write_whole
@@ -130,6 +131,7 @@ def evaluate_command(cfg: EvaluateConfig, output_dir: Path) -> EvaluationReport:
         peak_memory_mib=peak_memory_mib(device),
         warnings=warnings,
     )
+    report = shareable(report, cfg)
     write_json(asdict(report), output_dir / EVALUATION)
     if rows := metrics["model"].per_class():
         write_per_class(rows, output_dir / PER_CLASS)

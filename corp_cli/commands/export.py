@@ -12,6 +12,7 @@ from rich.table import Table
 
 from corp_cli.commands.evaluate import timed
 from corp_cli.config.prune import ExportConfig
+from corp_cli.config.shareable import shareable
 from corp_cli.export.formats import ONNX_PACKAGES, place, require_packages, runs_of, scratch, write_files
 from corp_cli.export.parity import compare, random_images
 from corp_cli.files.checkpoint import pruned_model
@@ -85,6 +86,7 @@ def export_command(cfg: ExportConfig, output_dir: Path) -> ExportReport:
         peak_memory_mib=peak_memory_mib(CPU),
         warnings=warnings,
     )
+    report = shareable(report, cfg)
     write_json(asdict(report), output_dir / EXPORT)
     return report
 

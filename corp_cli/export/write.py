@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import PruneConfig
+from corp_cli.config.shareable import shareable
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import place, runs_of, scratch, write_files
 from corp_cli.export.parity import compare
@@ -33,7 +34,8 @@ def make_manifest(dense: nn.Module, pruned: nn.Module, spec: ModelSpec, cfg: Pru
     """What the checkpoint will say of itself."""
     recipe = {key: value for key, value in asdict(cfg).items() if key not in NOT_RECIPE}
     recipe["sparsity"].update(cfg.sparsity.fractions())  # what was done where nothing was asked for
-    return Manifest(spec, pruned_sizes(pruned, dense), recipe, weights_sha256(dense), versions())
+    del recipe["calibration"]["cache"]  # the same weights with and without one
+    return Manifest(spec, pruned_sizes(pruned, dense), shareable(recipe, cfg), weights_sha256(dense), versions())
 
 
 def export(pruned: nn.Module, manifest: Manifest, output_dir: Path, probe: Tensor) -> Path:

@@ -36,7 +36,8 @@ def sole_writer(folder: Path) -> Iterator[None]:
                 f"Another corp is writing to {folder}; wait for it, or choose another with hydra.run.dir=FOLDER."
             ) from error
     try:
-        remove_partial(folder)
+        for place in (folder, folder / ".hydra"):
+            remove_partial(place)
         yield
     finally:
         with contextlib.suppress(OSError):

@@ -212,9 +212,9 @@ def _read_list(path: Path, where: str) -> ImageSet:
     for row in rows:
         cells = [row[0]] if len(row) == 1 else [row[i] if i < len(row) else "" for i in (name, label)]
         file = path.parent / expand(cells[0])
-        if len(cells) == 1 and not file.is_file() and len(split := cells[0].rsplit(maxsplit=1)) == 2:
+        if len(cells) == 1 and not os.path.isfile(file) and len(split := cells[0].rsplit(maxsplit=1)) == 2:
             cells, file = split, path.parent / expand(split[0])
-        if not file.is_file():
+        if not os.path.isfile(file):  # Path.is_file raises for names that are too long
             missing.append(cells[0])
         files.append(file)
         classes.append(cells[1] if len(cells) > 1 else "")

@@ -171,5 +171,6 @@ def require_tokens(
             )
             if compensation.ridge_lambda == 0:
                 raise CorpError(f"{said}. Give more images, or set compensation.ridge_lambda above 0.")
-            console.warn(f"{said}. With so few a larger compensation.ridge_lambda helps, such as 1e-1.")
+            more = 10 * compensation.ridge_lambda
+            console.warn(f"{said}. With so few a larger compensation.ridge_lambda may help, such as {more:g}.")
             return

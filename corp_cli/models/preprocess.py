@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,6 +35,12 @@ def eval_transform(data: dict[str, Any]) -> EvalTransform:
         raise CorpError(
             f"The model takes {channels} channels, and corp reads images of 1 or 3; see model.args.in_chans."
         )
+    for key in ("mean", "std"):
+        if len(data[key]) not in (1, channels) or not all(map(math.isfinite, data[key])) or 0 in data["std"]:
+            raise CorpError(
+                f"The model's preprocessing has {key}={data[key]} for {channels} channels; set data.{key} to one "
+                "finite value each, and data.std to none that is 0."
+            )
     sized = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
     return EvalTransform(create_transform(**sized, is_training=False), "L" if sized["input_size"][0] == 1 else "RGB")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from corp_cli.config.prune import PruneConfig
+from corp_cli.config.shareable import shareable
 from corp_cli.files.checkpoint import weights_sha256
 from corp_cli.files.output import REPORT, write_json
 from corp_cli.images.batches import Intake
@@ -119,7 +120,7 @@ def make_report(
     """Everything that was found."""
     spec, judged, images = manifest.model, found.evaluations, work.images
     before, after, speed = work.dense.blocks, blocks_of(pruned), found.images_per_second
-    return Report(
+    report = Report(
         model=PrunedModel(cfg.model.name, spec.name, spec.args, data_of(spec), manifest.dense_sha256),
         config=asdict(cfg),
         seed=cfg.seed,
@@ -150,6 +151,7 @@ def make_report(
         peak_memory_mib=peak_memory_mib(work.dense.device),
         warnings=warnings,
     )
+    return shareable(report, cfg)
 
 
 def write_report(report: Report, folder: Path) -> None:

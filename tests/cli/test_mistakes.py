@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from corp_cli import commands
 from corp_cli.cli.main import main
 from corp_cli.cli.table import COMMANDS
+from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
-from tests.support.typed import fail_with, files, one_sentence
+from corp_cli.files.output import STATE
+from corp_cli.files.owned import claim
+from tests.support.typed import fail_with, files, one_sentence, put_module
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -180,6 +187,31 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert main(["prune"]) == 130
     assert capsys.readouterr().err == "corp: interrupted.\n"
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("error", [ImportError("numpy"), SystemError("a result with an exception set")])
+def test_ctrl_c_that_native_code_made_an_error_of(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error.__cause__ = KeyboardInterrupt()
+    fail_with(monkeypatch, error)
+    assert main(["prune"]) == 130
+    assert capsys.readouterr().err == "corp: interrupted.\n"
+
+
+def test_sigterm_is_as_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(cfg: PruneConfig, output_dir: Path) -> None:
+        kept = claim(output_dir / STATE)
+        assert kept
+        (kept / "statistics-0.safetensors").touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+    put_module(monkeypatch, "prune", commands, run=run)
+    assert main(["prune", "hydra.run.dir=run"]) == 143
+    assert capsys.readouterr().err == f"corp: terminated; go on with: corp prune resume={Path('run').absolute()}\n"
+    assert Path("run/prune.log").read_text().endswith("terminated\n")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_closed_pipe_is_quiet() -> None:
