@@ -16,6 +16,7 @@ from corp_cli.cli import log, saved
 from corp_cli.cli.compose import typed
 from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError, GateError, stop_within
+from corp_cli.files.locks import sole_writer
 from corp_cli.files.owned import is_own
 from corp_cli.runtime import console
 
@@ -74,6 +75,8 @@ def carry_out(task: Task, cfg: DictConfig) -> Job:
     began = Path(here.runtime.cwd)
     try:
         with contextlib.ExitStack() as around:
+            if task.multirun and not job.dry:  # of whose folder alone this command is the sole writer
+                around.enter_context(sole_writer(job.output_dir))
             around.enter_context(log.recorded(task.command, overrides, job.output_dir))
             if prunes and not job.dry and (task.resumed or here.output_subdir == saved.SAVED):
                 began = around.enter_context(saved.recorded(job.output_dir, cfg, began, task.resumed))

@@ -165,7 +165,7 @@ def report(error: BaseException, where: str = "", hint: str = "") -> int:
 
 
 # Errors of a write that do not say which file it was.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def run_command(command: str, args: Sequence[str]) -> int:

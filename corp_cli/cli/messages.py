@@ -28,7 +28,7 @@ def plain_errors(command: str, overrides: Sequence[str], loader: ConfigLoader) -
     """Raise CorpError, with a plain sentence, where Hydra refuses the config of `corp <command> <overrides>`."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException, MarkedYAMLError, UserWarning, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, MarkedYAMLError, UserWarning, ValueError, ArithmeticError) as error:
         raise CorpError(explain(error, command, overrides, loader)) from error
 
 

@@ -62,7 +62,7 @@ def resume(flags: Namespace) -> Path | None:
         return None
     folder = Path(asked[-1].partition("=")[2]).expanduser().absolute()
     config = folder / SAVED / "config.yaml"
-    if not config.is_file():
+    if not os.path.isfile(config):  # which takes any name
         raise CorpError(
             f"resume={folder} holds no run to go on with; give the folder of a corp prune that was stopped."
         )
@@ -168,7 +168,7 @@ def read_record(output_dir: Path) -> Record | None:
     try:
         found = json.loads((output_dir / SAVED / RECORD).read_text("utf-8"))
         return Record(tuple(found["configs"]), str(found["folder"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

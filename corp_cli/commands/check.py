@@ -58,7 +58,7 @@ def read(path: str, key: str) -> Measured:
             f"{key}={path} cannot be read ({error.strerror}); give a report.json of corp prune or an evaluation.json "
             "of corp evaluate."
         ) from error
-    except ValueError as error:  # JSON and UTF-8
+    except (ValueError, RecursionError) as error:  # JSON and UTF-8
         raise CorpError(f"{key}={path} is not whole JSON ({error}); write it again with corp prune.") from error
     return measured(content, path)
 

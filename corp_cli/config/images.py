@@ -10,6 +10,7 @@ from corp_cli.errors import CorpError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CROP_MODES = ("center", "squash", "border")
+LEAST_CROP = 0.1  # a smaller one resizes images to more pixels than fit in memory
 
 
 @dataclass
@@ -30,8 +31,8 @@ class DataConfig:
                 raise CorpError(f"data.input_size={self.input_size} is not a size; give one number or [height,width].")
             self.input_size = size
         require_choice("data.", self, interpolation=INTERPOLATIONS, crop_mode=CROP_MODES)
-        if self.crop_pct is not None and not 0.1 <= self.crop_pct <= 1:
-            raise CorpError(f"data.crop_pct={self.crop_pct:g} is out of range; it must be from 0.1 to 1.")
+        if self.crop_pct is not None and not LEAST_CROP <= self.crop_pct <= 1:
+            raise CorpError(f"data.crop_pct={self.crop_pct:g} is out of range; it must be from {LEAST_CROP} to 1.")
         for key, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and not (values and all(0 <= value <= 1 for value in values)):
                 raise CorpError(f"data.{key}={values} is out of range; give values in [0, 1], one per channel.")

@@ -47,8 +47,11 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_turn(path: Path, doing: str) -> Iterator[None]:
-    """Hold the lock `path` during the body, after others who have it; what they are `doing` is said meanwhile."""
-    lock = FileLock(path)
+    """Let nobody else make the file `path` during the body, and remove what killed runs had begun to write of it.
+
+    Others who are at it go first; what they are `doing` is said meanwhile.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
     with contextlib.suppress(*NO_LOCKS):
         try:
             lock.acquire(timeout=PATIENCE)
@@ -56,6 +59,8 @@ def in_turn(path: Path, doing: str) -> Iterator[None]:
             console.err().print(f"corp: waiting for another run that is {doing}", style="dim", markup=False)
             lock.acquire()
     try:
+        if lock.is_locked:
+            remove_partial(path.parent, path.name)
         yield
     finally:
         lock.release()

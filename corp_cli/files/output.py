@@ -49,7 +49,7 @@ def clear_results(folder: Path) -> None:
     """Remove what an earlier run has written into `folder`, so that what is in it is always of one run."""
     report = folder / REPORT
     exported: list[Any] = []
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         exported = [Path(entry["file"]) for entry in json.loads(report.read_text("utf-8"))["export"]]
     names = [path.name for path in exported if path.name == str(path)]
     data = [f"{name}.data" for name in names]  # beside an ONNX file that is too large for one

@@ -4,9 +4,10 @@ else put there, or a folder of the same name, is never used or removed."""
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
-from corp_cli.files.output import remove_partial
+from corp_cli.files.output import appearing, remove_partial
 
 MARKER = "made-by-corp.txt"
 KINDS = ("statistics", "curves", "block")
@@ -14,13 +15,17 @@ OWN = (*(f"{kind}-*" for kind in KINDS), *(f".{kind}-*.{end}" for kind in KINDS 
 
 
 def claim(folder: Path) -> Path | None:
-    """`folder`, made now or by an earlier run of corp; None where it is somebody else's."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        return folder if is_own(folder) else None
-    (folder / MARKER).write_text("corp removes this folder when it is done with it.\n")
-    return folder
+    """`folder`, made now or by an earlier run of corp, never without its marker; None where it is somebody else's."""
+    if not os.path.lexists(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with appearing(folder) as fresh:
+                fresh.mkdir()
+                (fresh / MARKER).write_text("corp removes this folder when it is done with it.\n")
+        except OSError:
+            if not os.path.lexists(folder):  # by another run in the meantime
+                raise
+    return folder if is_own(folder) else None
 
 
 def is_own(folder: Path) -> bool:

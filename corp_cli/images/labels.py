@@ -134,7 +134,7 @@ def read_class_map(path: str, head: Head) -> dict[str, int]:
     if file.suffix.lower() == ".json":
         content = _json(file, where)
         if isinstance(content, list):
-            content = {name: index for index, name in enumerate(content)}
+            content = {str(name): index for index, name in enumerate(content)}
         if not isinstance(content, dict):
             kind = type(content).__name__
             raise CorpError(f"{where} holds a {kind}; give an object of name: index, or a list of names.")
@@ -171,7 +171,7 @@ def resolve(token: str, head: Head) -> int | None:
 def _json(path: Path, where: str) -> Any:
     try:
         return json.loads(read_text(path, where))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise CorpError(f"{where} is not valid JSON ({error}); correct it.") from error
 
 

@@ -191,7 +191,10 @@ def read_rows(path: Path, where: str) -> list[list[str]]:
     """The rows of a text file: split at commas or tabs in .csv and .tsv, one cell a line elsewhere; blanks left out."""
     text, suffix = read_text(path, where), path.suffix.lower()
     if suffix in (".csv", ".tsv"):
-        rows = list(csv.reader(io.StringIO(text), delimiter="\t" if suffix == ".tsv" else ","))
+        try:
+            rows = list(csv.reader(io.StringIO(text), delimiter="\t" if suffix == ".tsv" else ","))
+        except csv.Error as error:
+            raise CorpError(f"{where} is not a table of cells ({error}); correct it.") from error
     else:
         rows = [[line] for line in text.splitlines()]
     stripped = [[cell.strip() for cell in row] for row in rows]

@@ -45,7 +45,7 @@ def image_data(given: dict[str, Any] | None, config: dict[str, Any], name: str) 
             raise ValueError(f"it uses {kind}")
         known = {**PROCESSORS[kind], **{key: value for key, value in given.items() if value is not None}}
         return {**data, **_statistics(known), **_resizing(known, kind, (height, width), config["model_type"])}
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, ArithmeticError) as error:
         raise CorpError(
             f"model.name={name}: preprocessor_config.json asks what corp cannot do ({error}); take the file away and "
             "say how images are prepared with data.mean, data.std, data.interpolation, data.crop_pct and "

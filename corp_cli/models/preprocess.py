@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from PIL import Image
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset
 from torch import Tensor, nn
 
-from corp_cli.config.images import DataConfig
+from corp_cli.config.images import LEAST_CROP, DataConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.decode import to_mode
 
@@ -36,11 +36,16 @@ def eval_transform(data: dict[str, Any]) -> EvalTransform:
             f"The model takes {channels} channels, and corp reads images of 1 or 3; see model.args.in_chans."
         )
     for key in ("mean", "std"):
-        if len(data[key]) not in (1, channels) or not all(map(math.isfinite, data[key])) or 0 in data["std"]:
+        values = torch.tensor(data[key], dtype=torch.float32)
+        if len(values) not in (1, channels) or not values.isfinite().all() or (key == "std" and 0 in values):
             raise CorpError(
                 f"The model's preprocessing has {key}={data[key]} for {channels} channels; set data.{key} to one "
                 "finite value each, and data.std to none that is 0."
             )
+    if not LEAST_CROP <= data["crop_pct"] <= 1:
+        raise CorpError(
+            f"The model's preprocessing has crop_pct={data['crop_pct']:g}; set data.crop_pct from {LEAST_CROP} to 1."
+        )
     sized = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
     return EvalTransform(create_transform(**sized, is_training=False), "L" if sized["input_size"][0] == 1 else "RGB")
 

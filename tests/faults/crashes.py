@@ -47,8 +47,9 @@ def check(run: str, site: str, at: int, fault: str, folder: Path) -> None:
         again = corp(folder, *(RESUME if resumes else argv))
         if resumes and again.code == 2 and ("holds no run" in again.err or "is not what that run" in again.err):
             again = corp(folder, *KINDS[kind])
-        if not (resumes and again.code == 2 and "run that is done" in again.err):  # all was written before the fault
-            require_sentence(again, 0)
+        if resumes and again.code == 2 and "run that is done" in again.err:  # all was written before the fault
+            again = corp(folder, *KINDS[kind])
+        require_sentence(again, 0)
     elif site == "unlink" or "nothing was exported" in first.err:  # what is left to do is done by the next run
         require_sentence(corp(folder, *(KINDS[kind] if how else argv)), 0)
     require_same(folder, run)

@@ -124,7 +124,7 @@ def cases() -> list[Case]:
 
 
 def tampers(name: str) -> dict[str, Tamper]:
-    return TEXT if name.endswith((".json", ".yaml")) or "curves" in name else TENSORS
+    return TEXT if name.endswith((".json", ".yaml")) else TENSORS
 
 
 @cache

@@ -40,15 +40,17 @@ def test_others_wait_for_their_turn(tmp_path: Path, capsys: pytest.CaptureFixtur
     taken = threading.Event()
 
     def hold() -> None:
-        with FileLock(tmp_path / "lock"):
+        with FileLock(tmp_path / ".made.lock"):
             taken.set()
             time.sleep(1.3)
 
     other = threading.Thread(target=hold)
     other.start()
     taken.wait()
-    with in_turn(tmp_path / "lock", "measuring the same statistics"):
-        pass
+    partial = tmp_path / f".made.{'0' * 32}.partial"
+    partial.mkdir()
+    with in_turn(tmp_path / "made", "measuring the same statistics"):
+        assert not partial.exists()
     other.join()
     assert "waiting for another run that is measuring the same statistics" in capsys.readouterr().err
 

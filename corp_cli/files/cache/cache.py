@@ -138,9 +138,7 @@ def found_in(cache: Cache, path: Path, key: Key, read: Callable[[], K]) -> K | N
 
 def turn(cache: Cache, path: Path, doing: str) -> contextlib.AbstractContextManager[None]:
     """The time in which this run alone reads or makes `path`, of a cache that others share."""
-    if cache.shared is None:
-        return contextlib.nullcontext()
-    return in_turn(path.with_name(f".{path.name}.lock"), doing)
+    return contextlib.nullcontext() if cache.shared is None else in_turn(path, doing)
 
 
 def cached_blocks(cache: Cache, parts: dict[str, Any]) -> BlockFiles | None:
