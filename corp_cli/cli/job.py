@@ -98,4 +98,5 @@ def working_in(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.chdir(before)
+        with contextlib.suppress(OSError):  # where it was removed in the meantime
+            os.chdir(before)

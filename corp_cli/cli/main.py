@@ -176,6 +176,7 @@ def run_command(command: str, args: Sequence[str]) -> int:
     from corp_cli.runtime import console
 
     console.lost()
+    require_place()
     if command == "check":
         args = hydra_app.spelled_out(args)
     if command == "prune":
@@ -212,6 +213,14 @@ def run_command(command: str, args: Sequence[str]) -> int:
         say("stdout, which was to hold the result, could not be written.")
         return 1
     return min((report(job.error, job.where, job.hint) for job in jobs if job.error is not None), default=0)
+
+
+def require_place() -> None:
+    """Raise CorpError where the folder that relative paths begin in is there no more."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise CorpError("The current folder is there no more; change to another with cd, and try again.") from error
 
 
 def run_jobs(command: str, ground: Ground, resumed: bool, jobs: list[Job]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def shareable(content: T, cfg: Any) -> T:
     given = sorted({*_texts(cfg)}, key=len, reverse=True)
     asked = {str(text): text.asked for text in given if isinstance(text, FromEnvironment)}
     paths = [Path(text.partition(":")[2] if ":" in text else text) for text in (*given, *asked.values())]
-    places = {path.parent for path in paths if path.is_absolute()} | {Path.cwd(), Path.home()}
+    places = {path.parent for path in (*paths, *map(Path, _standing())) if path.is_absolute()}
     places |= {place.resolve() for place in places}
     folders = sorted((f"{place}{os.sep}" for place in places if place.name), key=len, reverse=True)
     known = re.compile("|".join(rf"(?<![\w./-]){re.escape(folder)}" for folder in folders))
@@ -46,6 +47,13 @@ def shareable(content: T, cfg: Any) -> T:
         return known.sub("", text) if folders else text
 
     return _mapped(content, told)
+
+
+def _standing() -> Iterator[str]:
+    """A name within the home folder, and within the current one while that is there."""
+    yield os.path.expanduser("~/name")
+    with contextlib.suppress(OSError):
+        yield os.path.abspath("name")
 
 
 def _texts(value: Any) -> Iterator[str]:

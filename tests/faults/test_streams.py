@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from corp_cli.cli import main
+from corp_cli.config.prune import PruneConfig
+from corp_cli.prepare import Work, prepare
 from corp_cli.runtime import console
+from tests.support.typed import UNTIMED
 
 STEERING = "a\x1b[31m\x07b\x9bc.png"
 
@@ -41,6 +44,29 @@ def test_a_line_that_cannot_be_printed_ends_no_run(monkeypatch: pytest.MonkeyPat
         console.out().print("Wrote it.")
         assert console.lost()
         assert not console.lost()
+
+
+@pytest.mark.usefixtures("tiny_digits")
+def test_a_working_folder_that_goes_during_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone, run = tmp_path / "gone", tmp_path / "run"
+    gone.mkdir()
+
+    def prepared(cfg: PruneConfig) -> Work:
+        work = prepare(cfg)
+        gone.rmdir()
+        return work
+
+    monkeypatch.chdir(gone)
+    monkeypatch.setattr("corp_cli.pipeline.prepare", prepared)
+    argv = ["prune", *UNTIMED, f"hydra.run.dir={run}"]
+    assert main.main(argv) == 0
+    assert {path.name for path in run.iterdir()} == {
+        *(".hydra", "plan.yaml", "prune.log", "pruned.safetensors", "report.json"),
+    }
+    assert main.main(argv) == 2
+    assert "The current folder is there no more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("to", "code"), [(">/dev/full", 1), (">&-", 0), ("2>&-", 0)])
