@@ -1,8 +1,6 @@
 """`python -m corp_cli` is `corp`."""
 
-import sys
-
-from corp_cli.cli.main import main
+from corp_cli.cli.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

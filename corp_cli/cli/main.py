@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Iterator, Sequence
+from typing import TYPE_CHECKING, Iterator, NoReturn, Sequence
 
 from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError, GateError, Terminated, stop_within
@@ -65,6 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         came_of = stop_within(error)
         return stopped(came_of) if came_of else report(error)
+
+
+def program() -> NoReturn:
+    """`corp` as a process of its own."""
+    code = main()
+    if threading.active_count() > 1:  # that read images still: native code ends badly while Python takes itself apart
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 @contextlib.contextmanager
