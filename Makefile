@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 SOURCES := corp_cli scripts tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow faults lint check hooks clean
+.PHONY: help demo test test-slow test-lowest faults lint check hooks clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -17,6 +17,10 @@ test: $(VENV)/.dev  ## set up, then run all tests but the slow ones
 
 test-slow: $(VENV)/.dev  ## run the slow tests: every model family, the wheel, the paper's accuracy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m slow
+
+test-lowest: $(VENV)-lowest/.done  ## set up the lowest versions allowed, then run the tests of what comes from strangers
+	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/pytest -n auto -p no:cacheprovider tests/faults/test_untrusted.py \
+		tests/faults/test_oldest.py tests/faults/test_streams.py tests/models/test_state_dict.py
 
 faults: $(VENV)/.dev  ## inject a thousand faults and fuzz twenty thousand inputs; ten minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults
@@ -34,7 +38,7 @@ hooks: $(VENV)/.dev  ## run `make lint` before every commit
 	chmod +x $$(git rev-parse --git-path hooks)/pre-commit
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -43,4 +47,11 @@ $(VENV)/.demo: pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+$(VENV)-lowest/.done: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-lowest
+	sed -n '/^dependencies/,/^]/s/^ *"\([^>]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml > $(VENV)-lowest/lowest.txt
+	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check -r $(VENV)-lowest/lowest.txt -e . \
+		pytest pytest-xdist hypothesis
 	touch $@

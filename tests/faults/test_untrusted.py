@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 import corp_cli
@@ -255,6 +255,7 @@ def test_every_door_to_a_manifest(canary: Path, sound: Path, capsys: pytest.Capt
             timm.create_model(f"local-dir:{folder}", pretrained=pretrained)
     for command in ("info", "evaluate", "bench", "export"):
         where = [] if command == "info" else [f"hydra.run.dir={canary.parent}/{command}"]
+        where += ["format=torchscript"] if command == "export" else []
         assert main([command, f"checkpoint={bad}", *where]) == 2
         assert "the argument checkpoint_path" in capsys.readouterr().err
 
