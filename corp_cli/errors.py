@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+
+NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
+
 
 class CorpError(Exception):
     """A mistake in the user's input. The CLI prints its message and exits with code 2, without a traceback."""
@@ -19,4 +23,11 @@ def stop_within(error: BaseException | None) -> KeyboardInterrupt | None:
     """The Ctrl-C or SIGTERM that `error` is or came of: native code turns it into errors of its own."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
+    return error
+
+
+def as_mistake(error: BaseException) -> BaseException:
+    """`error`, or a CorpError where the system says that a file cannot have the name that it was given."""
+    if isinstance(error, OSError) and error.errno in NO_NAME and error.filename:
+        return CorpError(f"{error.filename} is no name of a file ({error.strerror}); give another.")
     return error

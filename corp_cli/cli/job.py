@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from corp_cli.cli import log, saved
 from corp_cli.cli.compose import typed
 from corp_cli.cli.table import COMMANDS
-from corp_cli.errors import CorpError, GateError, stop_within
+from corp_cli.errors import CorpError, GateError, as_mistake, stop_within
 from corp_cli.files.locks import sole_writer
 from corp_cli.files.owned import is_own
 from corp_cli.runtime import console
@@ -85,7 +85,7 @@ def carry_out(task: Task, cfg: DictConfig) -> Job:
             module = import_module(f"corp_cli.commands.{task.command}")
             module.run(typed(cfg, COMMANDS[task.command].schema), job.output_dir, *shared)
     except (Exception, KeyboardInterrupt) as error:
-        return replace(job, error=stop_within(error) or error)
+        return replace(job, error=stop_within(error) or as_mistake(error))
     return job
 
 

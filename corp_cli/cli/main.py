@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Iterator, NoReturn, Sequence
 
 from corp_cli.cli.table import COMMANDS
-from corp_cli.errors import CorpError, GateError, Terminated, stop_within
+from corp_cli.errors import CorpError, GateError, Terminated, as_mistake, stop_within
 from corp_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ def report(error: BaseException, where: str = "", hint: str = "") -> int:
     """Tell the user in one line on stderr what went wrong (and `where`), in another how to go on → the exit code."""
     if os.environ.get("CORP_DEBUG") == "1":
         traceback.print_exception(error)
+    error = as_mistake(error)
     message = " ".join(str(error).split())
     known = isinstance(error, CorpError | GateError)
     if not known:

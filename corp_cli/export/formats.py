@@ -197,9 +197,17 @@ def place(files: list[Written], parity: dict[str, Parity], folder: Path) -> list
     for file in files:
         for part in file.parts():
             if (target := folder / part.name).is_dir():
+                require_ours(target, part)
                 shutil.rmtree(target)
             os.replace(part, target)
     return found
+
+
+def require_ours(there: Path, new: Path) -> None:
+    """Raise CorpError where the folder `there` holds files that corp would not write as `new`."""
+    others = {path.relative_to(there) for path in there.rglob("*")} - {path.relative_to(new) for path in new.rglob("*")}
+    if others:
+        raise CorpError(f"{there} holds {min(others)}, which corp did not write; move that folder, or choose another.")
 
 
 def warn_apart(files: list[File]) -> None:

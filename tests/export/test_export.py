@@ -261,6 +261,18 @@ def test_a_dense_model_is_in_timm_already(tmp_path: Path, capsys: pytest.Capture
     assert "timm has vit_tiny_patch16_224 already" in capsys.readouterr().err
 
 
+def test_a_folder_of_somebody_else_is_not_replaced(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["export", *FEW, f"checkpoint={checkpoint}", "format=timm", f"hydra.run.dir={tmp_path}"]
+    for _ in range(2):  # its own it writes again
+        assert main(argv) == 0
+    (tmp_path / "timm/notes.txt").write_text("mine")
+    assert main(argv) == 2
+    assert "holds notes.txt, which corp did not write" in capsys.readouterr().err
+    assert (tmp_path / "timm/notes.txt").read_text() == "mine"
+
+
 def test_a_file_that_is_not_the_model_is_said_aloud(capsys: pytest.CaptureFixture[str]) -> None:
     file = File("model.onnx", "onnx", "float32", None, 20, 1, {"none": Parity(0.5, agreement=None, kl=None)})
     formats.warn_apart([file, replace(file, quantisation="int8"), replace(file, dtype="float16")])

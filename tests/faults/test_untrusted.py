@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from huggingface_hub.utils import LocalEntryNotFoundError
+from huggingface_hub.utils import LocalEntryNotFoundError  # type: ignore[attr-defined]  # its old and new place
 from safetensors.torch import load_file, save_file
 
 import corp_cli
