@@ -51,7 +51,7 @@ FIDELITY = ("agreement", "kl", "cosine", "cka")  # to the reference; that of the
 
 def load(cfg: EvaluateConfig) -> tuple[LoadedModel, LoadedModel | None]:
     """(the model to evaluate, its reference): a dense model alone has none. Raises CorpError if they do not fit."""
-    dense = dense_model(cfg.model, cfg.data) if cfg.model.name else None
+    dense = dense_model(cfg.model, cfg.data, cfg.seed) if cfg.model.name else None
     if cfg.checkpoint is None:
         assert dense is not None  # EvaluateConfig asks for one of them
         return dense, None

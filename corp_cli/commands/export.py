@@ -53,7 +53,9 @@ def export_command(cfg: ExportConfig, output_dir: Path) -> ExportReport:
     options = cfg.options()
     require_packages(options)
     with watch("load"):
-        source = pruned_model(cfg.checkpoint, cfg.data) if cfg.checkpoint else dense_model(cfg.model, cfg.data)
+        source = (
+            pruned_model(cfg.checkpoint, cfg.data) if cfg.checkpoint else dense_model(cfg.model, cfg.data, cfg.seed)
+        )
         facts = model_facts(source)
         source.model.float()
         require_room(output_dir, 3 * size_in_bytes(source.model))  # the file, and copies that it is compared with

@@ -42,7 +42,7 @@ class LoadedModel:
         return count(self.spec, self.manifest.blocks if self.manifest else {})
 
 
-def dense_model(cfg: ModelConfig, data: DataConfig | None = None, seed: int | None = None) -> LoadedModel:
+def dense_model(cfg: ModelConfig, data: DataConfig | None = None, seed: int = 0) -> LoadedModel:
     """The model that `cfg` names, with what `load_dense` says of `data` and `seed`. Raises CorpError as that does."""
     model, spec = load_dense(cfg, data, seed)
     return LoadedModel(cfg.checkpoint or cfg.name, model, spec)

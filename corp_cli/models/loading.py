@@ -33,9 +33,7 @@ WEIGHT_SOURCES = ("source", "url", "file", "hf_hub_id", "hf_hub_filename", "stat
 
 
 @torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in
-def load_dense(
-    cfg: ModelConfig, data: DataConfig | None = None, seed: int | None = None
-) -> tuple[nn.Module, ModelSpec]:
+def load_dense(cfg: ModelConfig, data: DataConfig | None = None, seed: int = 0) -> tuple[nn.Module, ModelSpec]:
     """The dense model named by `cfg` with its weights, in eval mode on the CPU, and what builds it again.
 
     `data` overrides the model's own preprocessing; `seed` is that of the weights of pretrained=false. Raises CorpError
@@ -43,9 +41,8 @@ def load_dense(
     """
     origin = _origin(cfg)
     pretrained = cfg.pretrained and origin.state is None
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         model = _create(cfg.name, origin, pretrained)
     if origin.state is not None:
         fit_state_dict(model, origin.state, origin.weights)

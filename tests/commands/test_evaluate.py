@@ -67,6 +67,23 @@ def test_dense_model_alone(tmp_path: Path) -> None:
     assert found["throughput"]["images_per_second"]["model"] > 0
 
 
+def test_random_weights_are_those_of_the_seed(tmp_path: Path) -> None:
+    tiny = [
+        "model.name=vit_tiny_patch16_224",
+        "model.pretrained=false",
+        "+model.args={depth:1,img_size:8,patch_size:4}",
+    ]
+    argv = [
+        *tiny,
+        "+model.args.in_chans=1",
+        "+model.args.num_classes=10",
+        f"evaluation.path={BUNDLED['vit_digits'].evaluation}",
+    ]
+    found = [evaluate(tmp_path / str(turn), *argv, f"seed={seed}") for turn, seed in enumerate((1, 1, 2))]
+    first, again, other = (one["results"]["model"]["top1"] for one in found)
+    assert first == again != other
+
+
 def test_checkpoint_alone_needs_images(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", f"checkpoint={checkpoint}", "device=cpu", f"hydra.run.dir={tmp_path}/out"]) == 2
     assert "set evaluation.path" in capsys.readouterr().err

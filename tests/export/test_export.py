@@ -130,7 +130,9 @@ def test_other_formats(name: str, dtype: str, checkpoint: Path, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["torchscript", "timm"])
 def test_what_is_there_already_is_replaced(name: str, checkpoint: Path, tmp_path: Path) -> None:
     files = [export(tmp_path, f"checkpoint={checkpoint}", f"format={name}")["files"] for _ in range(2)]
+    parity = [file.pop("parity")["none"] for (file,) in files]
     assert files[0] == files[1]
+    assert all(found["max_abs_diff"] <= 1e-4 for found in parity)
 
 
 def test_dense_model_on_random_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
