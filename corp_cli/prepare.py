@@ -14,7 +14,7 @@ from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import Intake, batches, choose, require_good, resolve_device
 from corp_cli.images.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
-from corp_cli.images.sources import ImageSet, is_timm_name, read_images
+from corp_cli.images.sources import ImageSet, is_timm_name, joined, read_images
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.loaded import LoadedModel, dense_model
@@ -126,8 +126,12 @@ def intake_of(images: ImageSet, cfg: CalibrationConfig | EvaluationConfig, group
 # --- which images ---------------------------------------------------------------------------------------------
 
 
-def find_images(cfg: CalibrationConfig | EvaluationConfig, path: str, key: str, limit: int | None) -> ImageSet:
-    """The images at `path`, or those of the timm dataset of that name; of a stream at most the first `limit`."""
+def find_images(
+    cfg: CalibrationConfig | EvaluationConfig, path: str | list[str], key: str, limit: int | None
+) -> ImageSet:
+    """The images at `path`, or at several, or those of the timm dataset of that name: at most `limit` of a stream."""
+    if isinstance(path, list):
+        return joined([find_images(cfg, one, key, limit) for one in path])
     if is_timm_name(path):
         return read_dataset(path, cfg.root, cfg.split, key, limit, cfg.image_key, cfg.label_key)
     return read_images(path, key)
@@ -143,14 +147,15 @@ def calibration_images(cfg: PruneConfig) -> ImageSet:
     return find_images(cfg.calibration, path, "calibration.path", cfg.calibration.num_images + HELD_OUT_IMAGES)
 
 
-def evaluation_path(cfg: PruneConfig) -> str | None:
+def evaluation_path(cfg: PruneConfig) -> str | list[str] | None:
     """Where the images to judge on are: as asked for, or those of a bundled model; None: left over from calibration."""
     if cfg.evaluation.path is None and cfg.calibration.path is None and cfg.model.name in BUNDLED:
         return str(BUNDLED[cfg.model.name].evaluation)
-    return cfg.evaluation.path
+    asked: str | list[str] | None = cfg.evaluation.path
+    return asked
 
 
-def asked_images(cfg: EvaluationConfig, path: str, head: Head, seed: int) -> ImageSet:
+def asked_images(cfg: EvaluationConfig, path: str | list[str], head: Head, seed: int) -> ImageSet:
     """The images at `path`, labelled, then as many of them as `cfg` asks for: labels may depend on all of them."""
     images = labelled(find_images(cfg, path, "evaluation.path", cfg.num_images), cfg, head)
     return choose(images, cfg.num_images, seed)[0] if cfg.num_images else images

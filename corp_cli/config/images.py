@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, List, Optional
 
-from corp_cli.config.ranges import require_at_least, require_choice, require_fraction
+from corp_cli.config.ranges import require_at_least, require_choice, require_fraction, require_texts
 from corp_cli.errors import CorpError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
@@ -44,7 +44,7 @@ class DataConfig:
 class CalibrationConfig:
     """The unlabelled images that the statistics are measured on."""
 
-    path: Optional[str] = None  # a folder, list or file of images, or a timm dataset; a bundled model brings its own
+    path: Any = None  # a folder, list or file of images, several such, or a timm dataset; a bundled model has its own
     split: str = "train"  # of a timm dataset
     root: Optional[str] = None  # where a timm dataset lies, or is cached
     image_key: Optional[str] = None  # the column of a timm dataset that holds the images
@@ -56,6 +56,7 @@ class CalibrationConfig:
     cache: Optional[str] = None  # a folder, or a .safetensors, where statistics are kept for later runs
 
     def __post_init__(self) -> None:
+        require_texts("calibration.path", self.path)
         require_fraction("calibration.", self, "max_bad")
         require_at_least("calibration.", self, num_images=1, batch_size=1, num_workers=0)
 
@@ -64,7 +65,7 @@ class CalibrationConfig:
 class EvaluationConfig:
     """The images that fidelity, accuracy and throughput are measured on."""
 
-    path: Optional[str] = None  # labelled when its sub-folders name classes; else fidelity only
+    path: Any = None  # as that of calibration; labelled when its sub-folders name classes; else fidelity only
     split: str = "validation"  # of a timm dataset
     root: Optional[str] = None  # where a timm dataset lies, or is cached
     image_key: Optional[str] = None  # the column of a timm dataset that holds the images
@@ -78,5 +79,6 @@ class EvaluationConfig:
     throughput_batches: int = 10  # timed batches of the dense and the pruned model, in turn; 0 skips it
 
     def __post_init__(self) -> None:
+        require_texts("evaluation.path", self.path)
         require_fraction("evaluation.", self, "max_bad")
         require_at_least("evaluation.", self, num_images=1, batch_size=1, num_workers=0, throughput_batches=0)

@@ -48,6 +48,13 @@ def require_fraction(prefix: str, section: Any, *names: str) -> None:
                 raise CorpError(f"{prefix}{name}={value:g} is out of range; it must be a fraction from 0 to 1.")
 
 
+def require_texts(key: str, value: Any) -> None:
+    """Raise CorpError unless a value is a text, several of them in a list, or None."""
+    several = value if isinstance(value, list) else [value] if value is not None else []
+    if value == [] or not all(isinstance(one, str) and one for one in several):
+        raise CorpError(f"{key}={value} is not a path; write one, or several as in '{key}=[photos,more]'.")
+
+
 def given(section: Any, name: str) -> list[Any]:
     """The values of a field: those of a list, none of one that may be None and is, or the one that it has."""
     value: Any = getattr(section, name)

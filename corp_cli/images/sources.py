@@ -130,6 +130,18 @@ def read_images(path: str | os.PathLike[str], key: str) -> ImageSet:
     raise CorpError(f"{where} is {one}.")
 
 
+def joined(sets: Sequence[ImageSet]) -> ImageSet:
+    """The images of all `sets`, in that order; classes go by the names of their folders.
+
+    Raises CorpError for data sets of timm, some of which can only be read from the first image to the last.
+    """
+    for one in sets:
+        if isinstance(one.items[0], Sample):
+            raise CorpError(f"{one.source} cannot be read together with others; give it alone.")
+    items, folders = (tuple(chain.from_iterable(getattr(one, name) for one in sets)) for name in ("items", "folders"))
+    return ImageSet(", ".join(one.source for one in sets), items, folders)
+
+
 # --- folders --------------------------------------------------------------------------------------------------
 
 

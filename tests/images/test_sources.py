@@ -32,6 +32,24 @@ def picture(path: Path, colour: int = 0) -> Path:
     return path
 
 
+# --- several --------------------------------------------------------------------------------------------------
+
+
+def test_several_sources_are_one_set(tmp_path: Path) -> None:
+    for name in ("a/ant/0.png", "a/bee/1.png", "b/ant/2.png"):
+        picture(tmp_path / name)
+    (tmp_path / "list.txt").write_text("a/ant/0.png\n")
+    found = find_images(CalibrationConfig(), [str(tmp_path / one) for one in ("a", "b", "list.txt")], "key", None)
+    assert [path.name for path in found.items if isinstance(path, Path)] == ["0.png", "1.png", "2.png", "0.png"]
+    assert found.folders[:3] == ("ant", "bee", "ant")
+
+
+@pytest.mark.parametrize("value", [[], [1], 3, ""])
+def test_what_is_no_path_is_refused(value: Any) -> None:
+    with pytest.raises(CorpError, match=r"calibration\.path=.* is not a path"):
+        CalibrationConfig(path=value)
+
+
 # --- folders --------------------------------------------------------------------------------------------------
 
 

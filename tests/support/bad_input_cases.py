@@ -283,7 +283,11 @@ if os.name != "nt" and os.geteuid() != 0:  # root may write anywhere
     OUTPUT.append(Case("output locked", ["prune", "hydra.run.dir=locked/x"], ("hydra.run.dir",), read_only))
 LONG = "a" * 300
 NAMES = [
-    Case(f"{key} of 300 letters", [command, *QUICK * (command == "prune"), f"{key}={LONG}"], ("is no name of a file",))
+    Case(
+        f"{command} {key} of 300 letters",
+        [command, *QUICK * (command == "prune"), f"{key}={LONG}"],
+        ("is no name of a file",),
+    )
     for command, key in (
         *(("prune", f"{section}.path") for section in ("calibration", "evaluation")),
         *(("prune", key) for key in ("model.checkpoint", "sparsity.plan", "evaluation.labels", "hydra.run.dir")),
