@@ -19,7 +19,8 @@ from corp_cli.files.output import PLAN, clear_results, require_room, size_in_byt
 from corp_cli.measure.judge import Findings, judge
 from corp_cli.method.calibrate import calibrate, require_tokens
 from corp_cli.method.compensate import Errors, compensate
-from corp_cli.method.keep import keep
+from corp_cli.method.fit_mlp import fit_every_mlp
+from corp_cli.method.keep import KeptUnits, keep
 from corp_cli.method.rank import RankerArgs, Scores, rank
 from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.statistics import Statistics
@@ -72,7 +73,7 @@ def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None, cache
         statistics = cached_statistics(cache, work.dense, images.calibrated, lambda: measure_statistics(work, cfg))
         require_tokens(blocks, statistics, images.calibrated.good, cfg.compensation)
     with watch("rank"):
-        args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda)
+        args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge)
         asked = work.target.sizes if isinstance(work.target, SizePlan) else None
         scores = rank(dense, blocks, statistics, work.groups, cfg.ranker, args, asked)
     with watch("plan"):
@@ -81,7 +82,7 @@ def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None, cache
     with watch("compensate"):
         uncompensated, _ = compensate(dense, blocks, statistics, kept, UNCOMPENSATED)
         if cfg.compensation.propagate == "none" or cannot_walk(dense):
-            pruned, errors = compensate(dense, blocks, statistics, kept, cfg.compensation)
+            pruned, errors = compensate_at_once(work, cfg, statistics, kept)
         else:
             pruned, errors = compensate_along_the_stream(work, cfg, plan, cache)
         for model in (uncompensated, pruned):
@@ -144,7 +145,7 @@ def curves_of(
 
         parts = {
             "ranker": asdict(cfg.ranker),
-            "compensation": {key: getattr(settings, key) for key in ("mlp", "qk", "vo", "ridge_lambda")},
+            "compensation": {key: getattr(settings, key) for key in ("mlp", "qk", "vo", "ridge")},
             "images": [count, cfg.seed],
             "context": [asdict(sizes) for sizes in context],
             "anchors": anchors,
@@ -153,6 +154,22 @@ def curves_of(
         return cached_curves(cache, parts, measure)
 
     return curves
+
+
+def compensate_at_once(
+    work: Work, cfg: PruneConfig, statistics: Statistics, kept: tuple[KeptUnits, ...]
+) -> tuple[nn.Module, Errors]:
+    """All blocks by what was measured of the dense model."""
+    dense, how = work.dense, cfg.compensation
+    pruned, errors = compensate(dense.model, dense.blocks, statistics, kept, how)
+    if how.mlp != "gauss_newton" or cannot_walk(dense.model):
+        return pruned, errors
+
+    def fit(c: CalibrationConfig) -> tuple[nn.Module, Errors]:
+        batches = calibration_batches(work.images, dense, c, cfg.seed)
+        return fit_every_mlp(dense.model, pruned, dense.blocks, kept, errors, batches, how, cfg.seed)
+
+    return halving_batches(fit, cfg.calibration, "calibration")
 
 
 def compensate_along_the_stream(work: Work, cfg: PruneConfig, plan: SizePlan, cache: Cache) -> tuple[nn.Module, Errors]:
@@ -175,7 +192,7 @@ def compensate_along_the_stream(work: Work, cfg: PruneConfig, plan: SizePlan, ca
             calibration_batches(work.images, dense, c, cfg.seed),
             cfg.ranker,
             cfg.compensation,
-            RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda),
+            RankerArgs.seeded(cfg.seed, cfg.compensation.ridge),
             cached_blocks(cache, parts),
         ),
         cfg.calibration,

@@ -33,8 +33,10 @@ INGREDIENTS = {
     "best, beta = 0": ["compensation.beta=0"],
     "best, every token once": ["compensation.token_weights=uniform"],
     "best, class token 20 times": ["compensation.token_weights=class_token"],
-    "best, ridge 0.01": ["compensation.ridge_lambda=0.01"],
-    "best, ridge 0.03": ["compensation.ridge_lambda=0.03"],
+    "best, one ridge for all layers": ["compensation.ridge_lambda=0.1"],
+    "best, fc1 as chosen": ["compensation.mlp=affine"],
+    "best, fc1 as chosen, one ridge": ["compensation.mlp=affine", "compensation.ridge_lambda=0.1"],
+    "best, three times the tokens": ["compensation.fit_tokens=196608"],
 }
 ON_BUDGET = {
     "best, MACs budget": [],

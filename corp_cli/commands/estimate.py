@@ -117,7 +117,7 @@ def solve_seconds(work: Work, cfg: PruneConfig, width: int, outputs: int) -> Sol
     moments = joint.result()
     hidden, every = select_moments(moments, torch.arange(width, device=home)), torch.arange(width, device=home)
     fc2 = torch.randn(outputs, width, generator=generator, dtype=torch.float64).to(home)
-    mlp, args = MlpWeights((fc2.T,), (None,), fc2, None), RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda)
+    mlp, args = MlpWeights((fc2.T,), (None,), fc2, None), RankerArgs.seeded(cfg.seed, cfg.compensation.ridge)
     ranker = RANKERS["mlp"][cfg.ranker.mlp]
 
     def compensated(settings: CompensationConfig) -> Callable[[], object]:
@@ -127,7 +127,7 @@ def solve_seconds(work: Work, cfg: PruneConfig, width: int, outputs: int) -> Sol
         "rank": lambda: ranker(mlp, BlockStatistics(hidden=hidden), args),
         "drop": compensated(UNCOMPENSATED),
         "compensate": compensated(cfg.compensation),
-        "refit": lambda: refit(fc2, moments, cfg.compensation.ridge_lambda),
+        "refit": lambda: refit(fc2, moments, cfg.compensation.ridge),
     }
     return Solves(**{name: min(seconds(solve, home) for _ in range(2)) for name, solve in solves.items()})
 

@@ -18,7 +18,7 @@ from corp_cli.errors import CorpError
 SIMPLE_RANKERS = ("activation", "magnitude", "random")
 RANKERS = {"mlp": (*SIMPLE_RANKERS, "variance", "obs"), **dict.fromkeys(("qk", "vo", "heads"), SIMPLE_RANKERS)}
 COMPENSATIONS = {
-    "mlp": ("none", "mean", "affine"),
+    "mlp": ("none", "mean", "affine", "gauss_newton"),
     "qk": ("none", "sylvester", "lowrank"),
     "vo": ("none", "mean", "affine", "lowrank"),
     "propagate": ("none", "sequential"),
@@ -26,6 +26,7 @@ COMPENSATIONS = {
 }
 BUDGETS = ("macs", "params", "latency")
 DTYPES = ("float32", "bfloat16", "float16")
+DEFAULT_RIDGE = 0.1
 DEFAULT_JOINT = 0.5  # what `corp prune` removes when no sparsity is named
 
 
@@ -121,21 +122,27 @@ class RankerConfig:
 class CompensationConfig:
     """How the damage to each group is repaired in closed form."""
 
-    mlp: str = "affine"  # Eq. 8-11, folded into fc2
+    mlp: str = "gauss_newton"  # affine (Eq. 8-11, folded into fc2), then fc1 and fc2 refitted to tokens
     qk: str = "lowrank"  # or sylvester: Eq. 13-16; folded into the query and key projections
     vo: str = "lowrank"  # or affine: Eq. 8-11 on the head outputs; folded into proj; also repairs removed heads
-    ridge_lambda: float = 0.1  # relative to the mean diagonal of the covariance
+    ridge_lambda: Optional[float] = None  # relative to the mean diagonal of the covariance; None: see `ridge`
     propagate: str = "sequential"  # repair block by block on the stream of the blocks before; or none
     alpha: float = 0.2  # sequential: share of a branch's own error to undo
     beta: float = 0.4  # sequential: share of the stream's error to undo
     token_weights: str = "rollout"  # sequential: how often each token counts
     class_token_weight: float = 20.0  # class_token: how often tokens that the head reads count
     token_floor: float = 0.5  # rollout: share of the weight that is spread evenly over all tokens
+    fit_tokens: int = 65536  # gauss_newton: how many tokens a layer is refitted to
 
     def __post_init__(self) -> None:
         require_choice("compensation.", self, **COMPENSATIONS)
-        require_at_least("compensation.", self, ridge_lambda=0, class_token_weight=0)
+        require_at_least("compensation.", self, ridge_lambda=0, class_token_weight=0, fit_tokens=1)
         require_fraction("compensation.", self, "alpha", "beta", "token_floor")
+
+    @property
+    def ridge(self) -> float:
+        """`ridge_lambda`, or what is taken for it where no images are kept aside to choose it by."""
+        return DEFAULT_RIDGE if self.ridge_lambda is None else self.ridge_lambda
 
 
 @dataclass

@@ -90,6 +90,15 @@ class RunningMoments:
         self.weight = total
         self.count += x.shape[0]
 
+    def joined(self, other: RunningMoments) -> RunningMoments:
+        """Those of both streams."""
+        both = RunningMoments(len(self.mean), self.mean.device)
+        both.count, both.weight = self.count + other.count, self.weight + other.weight
+        delta, share = other.mean - self.mean, other.weight / both.weight
+        both.mean = self.mean + share * delta
+        both.scatter = (self.scatter + other.scatter).addr_(delta, delta, alpha=self.weight * share)
+        return both
+
     def result(self) -> Moments:
         """The moments of everything taken in so far."""
         return Moments(self.count, self.mean.clone(), symmetric(self.scatter) / self.weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,19 @@ def refit(weight: Tensor, joint: Moments, ridge_lambda: float) -> tuple[Tensor, 
     regularised, ridge = regularise(cov_xx, ridge_lambda)
     new = solve_spd(regularised, (cov_yx + ridge * weight).T).T
     return new, joint.mean[d:] - new @ joint.mean[:d]
+
+
+def best_ridge(weight: Tensor, fitted: Moments, others: Moments, grid: Sequence[float]) -> float:
+    """The λ of `grid` with which `refit` of W₀ on `fitted` gives the least E‖y - Wx - b‖² on `others`."""
+    return min(grid, key=lambda ridge: float(squared_error(*refit(weight, fitted, ridge), others)))
+
+
+def squared_error(weight: Tensor, bias: Tensor, joint: Moments) -> Tensor:
+    """E‖y - Wx - b‖² by the moments of x and y side by side, [d + o]."""
+    d = weight.shape[1]
+    residual = torch.cat([-weight, torch.eye(len(bias)).to(weight)], 1)  # of (x, y), up to b
+    offset = joint.mean[d:] - weight @ joint.mean[:d] - bias
+    return energy(residual, joint.covariance) + offset.square().sum()
 
 
 def fold(weight: Tensor, bias: Tensor, kept: Tensor, pruned: Tensor, affine: Affine) -> tuple[Tensor, Tensor]:

@@ -162,15 +162,20 @@ def require_tokens(
     for block, found in zip(blocks, statistics, strict=True):
         for group, moments in (("mlp", found.hidden), ("vo", found.head_output)):
             channels = 0 if moments is None else len(moments.mean)
-            if moments is None or moments.count >= channels or getattr(compensation, group) != "affine":
+            if (
+                moments is None
+                or moments.count >= channels
+                or getattr(compensation, group) not in ("affine", "gauss_newton")
+            ):
                 continue
             needed = math.ceil(channels * images / moments.count)
             said = (
                 f"{images} calibration images give {moments.count} tokens for the {channels} channels of {group} in "
                 f"{block.name}; at least {needed} images are needed, and many more are better"
             )
-            if compensation.ridge_lambda == 0:
+            if compensation.ridge == 0:
                 raise CorpError(f"{said}. Give more images, or set compensation.ridge_lambda above 0.")
-            more = 10 * compensation.ridge_lambda
-            console.warn(f"{said}. With so few a larger compensation.ridge_lambda may help, such as {more:g}.")
+            more = 10 * compensation.ridge
+            advice = f" With so few a larger compensation.ridge_lambda may help, such as {more:g}."
+            console.warn(f"{said}.{'' if compensation.ridge_lambda is None else advice}")
             return

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig
+from corp_cli.linalg.gauss_newton import Fit
 from corp_cli.linalg.logits import logit_error, missing_logits, split_factors
 from corp_cli.linalg.lowrank import logit_factors, output_factors
 from corp_cli.linalg.moments import Moments, diagonal_blocks, energy, relative, select_moments, transform_moments
@@ -35,6 +36,7 @@ class GroupError:
 
     before: float  # pruned units dropped
     after: float  # with the compensation asked for
+    fit: Fit | None = None  # of an MLP by gauss_newton, relative to the energy of what it should give
 
 
 Errors = tuple[dict[str, GroupError], ...]  # one per block: "mlp", "qk", "vo" (which includes removed heads)
@@ -53,6 +55,7 @@ AFFINE: dict[str, Callable[[Moments, Tensor, Tensor, float], Affine]] = {
     "none": no_prediction,
     "mean": mean_prediction,
     "affine": affine_prediction,
+    "gauss_newton": affine_prediction,  # to begin with
 }
 
 
@@ -77,7 +80,7 @@ def compensate_mlp(
 ) -> tuple[MlpWeights, GroupError]:
     """Rows of fc1 that stay, and fc2 with the affine compensation folded in (Eq. 8-11, Alg. 3)."""
     kept = kept.to(weights.fc2.device)
-    fc2, bias, error = _compensated_fold(weights.fc2, weights.fc2_bias, moments, kept, cfg.mlp, cfg.ridge_lambda)
+    fc2, bias, error = _compensated_fold(weights.fc2, weights.fc2_bias, moments, kept, cfg.mlp, cfg.ridge)
     fc1 = tuple(weight[kept] for weight in weights.fc1)
     return MlpWeights(fc1, tuple(None if b is None else b[kept] for b in weights.fc1_bias), fc2, bias), error
 
@@ -108,9 +111,7 @@ def _select_values(
     how: str,
     cfg: CompensationConfig,
 ) -> tuple[AttentionWeights, GroupError]:
-    proj, bias, error = _compensated_fold(
-        weights.proj.flatten(1), weights.proj_bias, moments, kept, how, cfg.ridge_lambda
-    )
+    proj, bias, error = _compensated_fold(weights.proj.flatten(1), weights.proj_bias, moments, kept, how, cfg.ridge)
     v = weights.v.flatten(0, 1)[kept].unflatten(0, shape)
     v_bias = None if weights.v_bias is None else weights.v_bias.flatten()[kept].unflatten(0, shape)
     return replace(weights, v=v, v_bias=v_bias, proj=proj.unflatten(1, shape), proj_bias=bias), error
@@ -130,7 +131,7 @@ def _rotate_values(
     encode, decode = torch.block_diag(*E[:, :size]), torch.block_diag(*D[:, :, :size])
     joint = transform_moments(moments, torch.cat([encode, proj]))
     start = proj @ decode
-    new, _ = refit(start, joint, cfg.ridge_lambda)
+    new, _ = refit(start, joint, cfg.ridge)
     features, outputs = joint.mean[: len(encode)], joint.mean[len(encode) :]
     bias = (0 if weights.proj_bias is None else weights.proj_bias) + outputs - new @ features
     v, v_bias = _mapped(E[:, :size], weights.v, weights.v_bias)
@@ -169,7 +170,7 @@ def _factors(
         return selection, selection
     pruned = torch.stack([pruned_indices(row, gram_q.shape[1]) for row in qk])
     identity = torch.eye(qk.shape[1]).to(gram_q)
-    U, V = split_factors(identity + missing_logits(gram_q, gram_k, qk, pruned, cfg.ridge_lambda))
+    U, V = split_factors(identity + missing_logits(gram_q, gram_k, qk, pruned, cfg.ridge))
     return U.mT @ selection, V.mT @ selection
 
 

@@ -11,36 +11,27 @@ f the dense branch and x the dense stream: it answers to its own inputs, and und
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig, RankerConfig
-from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
+from corp_cli.linalg.moments import Moments, select_moments
 from corp_cli.linalg.ridge import refit
-from corp_cli.method.calibrate import RunningLogits, accumulation_device, require_finite
+from corp_cli.method.calibrate import require_finite
 from corp_cli.method.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
+from corp_cli.method.fit_mlp import Sample, fit_block, sampled
 from corp_cli.method.keep import KeptAttention, keep
+from corp_cli.method.observe import joint_moments, observe, observe_attention, observe_cut, with_ridge
 from corp_cli.method.rank import RankerArgs, rank_block
 from corp_cli.method.statistics import BlockStatistics
-from corp_cli.method.stream import (
-    Batch,
-    Stream,
-    advance_dense,
-    advance_merging,
-    advance_pruned,
-    enter_block,
-    start_streams,
-    token_weights,
-)
+from corp_cli.method.stream import advance_dense, advance_merging, advance_pruned, enter_block, start_streams
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import AttentionWeights, Block, Sizes
-from corp_cli.models.kinds import rows_of
-from corp_cli.models.streams import input_of, sublayers
-from corp_cli.models.sublayers import Sublayer
+from corp_cli.models.streams import sublayers
 from corp_cli.runtime import console
 
 
@@ -75,7 +66,9 @@ def compensate_sequentially(
     holds are taken from it, and others are added to it.
     """
     pruned = copy.deepcopy(dense)
-    stream = start_streams(dense, blocks, batches, cfg)
+    seed = args.generator.initial_seed()
+    stream = start_streams(dense, blocks, batches, cfg, seed)
+    images = sum(map(len, stream.dense))
     every: list[dict[str, GroupError]] = []
     for i, block in enumerate(console.track(blocks, "compensate", len(blocks))):
         enter_block(stream, dense, block)
@@ -92,9 +85,10 @@ def compensate_sequentially(
             attn = cut_logits(weights.attn, statistics, block, kept, cfg, errors)
             replace_attention(pruned, block, attn)
             cut = sublayers(pruned, block)[0]
-            moments = joint_moments(stream, cut, observe_cut(stream, cut, targets))
-            require_finite(block, BlockStatistics(head_output=moments))
-            replace_attention(pruned, block, refit_proj(attn, moments, kept, cfg, errors))
+            joint = joint_moments(stream, cut, observe_cut(stream, cut, targets))
+            require_finite(block, BlockStatistics(head_output=joint.every))
+            how = with_ridge(attn.proj.flatten(1), joint, cfg)
+            replace_attention(pruned, block, refit_proj(attn, joint.every, kept, how, errors))
         else:
             advance_dense(stream, attention)
         if merge and merge[i] > 0:
@@ -103,17 +97,23 @@ def compensate_sequentially(
             advance_pruned(stream, sublayers(pruned, block)[0])
 
         if known is None and weights.mlp is not None:
-            moments = observe_mlp(stream, mlp, cfg)
-            require_finite(block, BlockStatistics(hidden=moments))
-            fc2, bias = refit(weights.mlp.fc2, moments, cfg.ridge_lambda)
+            fits = cfg.mlp == "gauss_newton" and images > 1 and sizes[i].mlp < block.sizes.mlp
+            sample = Sample(cfg.fit_tokens, seed + i) if fits else None
+            joint = joint_moments(stream, mlp, sampled(observe(stream, mlp, cfg), images, sample))
+            require_finite(block, BlockStatistics(hidden=joint.every))
+            how = with_ridge(weights.mlp.fc2, joint, cfg)
+            moments = joint.fitted if sample else joint.every
+            fc2, bias = refit(weights.mlp.fc2, moments, how.ridge)
             refitted = replace(weights.mlp, fc2=fc2, fc2_bias=bias)
             hidden = select_moments(moments, torch.arange(mlp.output.in_features, device=moments.mean.device))
             found, by_mlp = BlockStatistics(hidden=hidden), replace(weights, mlp=refitted)
-            known_size = replace(args, kept=sizes[i])
+            known_size = replace(args, kept=sizes[i], ridge_lambda=how.ridge)
             units = keep(rank_block(by_mlp, found, block, groups & {"mlp"}, ranker, known_size), block, sizes[i]).mlp
             if units is not None:
-                refitted, errors["mlp"] = compensate_mlp(refitted, hidden, units, cfg)
+                refitted, errors["mlp"] = compensate_mlp(refitted, hidden, units, how)
             replace_mlp(pruned, block, refitted)
+            if sample and units is not None:
+                errors["mlp"] = replace(errors["mlp"], fit=fit_block(stream, pruned, block, refitted, sample, how))
         else:
             advance_dense(stream, mlp)
         advance_pruned(stream, sublayers(pruned, block)[1])
@@ -122,87 +122,6 @@ def compensate_sequentially(
             progress.write(i, block, pruned, dense, errors)
         every.append(errors)
     return pruned.eval(), tuple(every)
-
-
-# --- observe --------------------------------------------------------------------------------------------------
-
-
-def target(branch: Sublayer, batch: Batch, dense: Tensor, own: Tensor, cfg: CompensationConfig) -> Tensor:
-    """What `branch.output` should give on x̂: own + α (dense - own) + β (x - x̂) / gain, in the order of own.
-
-    dense and own are what the dense branch gives on x and on x̂; where x̂ has merged tokens, dense and x are means over
-    those that a token stands for. β acts on the stream, so it is divided by what
-    multiplies the output on its way there; where that is no elementwise scale (a norm), β is left out.
-    """
-    y = own + cfg.alpha * (batch.pooled(dense) - own)
-    if branch.gain is None:
-        return y
-    return y + cfg.beta * branch.split(batch.pooled(batch.x) - batch.x_hat) * inverse_gain(branch.gain)
-
-
-def inverse_gain(gain: Tensor | float) -> Tensor | float:
-    """1 / gain, zero for channels that (almost) do not reach the stream."""
-    if isinstance(gain, float):
-        return 1 / gain
-    reaches = gain.abs() > 1e-3 * gain.abs().max()
-    return torch.where(reaches, 1 / gain.where(reaches, torch.ones_like(gain)), 0.0)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A branch on one batch of x̂: what goes into its last layer, what should come out, how often tokens count."""
-
-    inputs: Tensor
-    target: Tensor
-    weights: Tensor
-
-
-def observe(stream: Stream, branch: Sublayer, cfg: CompensationConfig) -> Iterator[Seen]:
-    """The dense branch on every batch of x̂; meanwhile x advances past it."""
-    for batch in stream.batches():
-        on_dense = branch.branch(batch.x)
-        with input_of(branch.output) as inputs:
-            own = branch.branch(batch.x_hat, batch.sizes)
-        yield Seen(inputs[0], target(branch, batch, on_dense, own, cfg), token_weights(stream, batch, branch))
-        stream.dense[batch.index] = branch.added(batch.x, on_dense).cpu()
-
-
-def observe_attention(
-    stream: Stream, dense: nn.Module, block: Block, branch: Sublayer, cfg: CompensationConfig
-) -> tuple[BlockStatistics, list[Tensor]]:
-    """(statistics of the dense attention on x̂, what proj should give, per batch)."""
-    home = accumulation_device(stream.device)
-    logits = None if "qk" in block.refusals else RunningLogits(block, home)
-    outputs, targets = RunningMoments(branch.output.in_features, home), []
-    with rows_of(dense.get_submodule(block.attn)) as rows:
-        for seen in observe(stream, branch, cfg):
-            if logits is not None:
-                logits.add(rows[0], seen.weights)
-            outputs.add(seen.inputs.flatten(0, -2), seen.weights.flatten())
-            targets.append(seen.target.cpu())
-    return BlockStatistics(logits=None if logits is None else logits.result(), head_output=outputs.result()), targets
-
-
-def observe_mlp(stream: Stream, branch: Sublayer, cfg: CompensationConfig) -> Moments:
-    """Moments of the hidden channels of the dense MLP on x̂ and of what fc2 should give, side by side."""
-    return joint_moments(stream, branch, observe(stream, branch, cfg))
-
-
-def observe_cut(stream: Stream, cut: Sublayer, targets: list[Tensor]) -> Iterator[Seen]:
-    """The branch `cut` on every batch of x̂, with what it should give."""
-    for batch in stream.batches():
-        with input_of(cut.output) as inputs:
-            cut.branch(batch.x_hat, batch.sizes)
-        yield Seen(inputs[0], targets[batch.index].to(stream.device), token_weights(stream, batch, cut))
-
-
-def joint_moments(stream: Stream, branch: Sublayer, every: Iterable[Seen]) -> Moments:
-    """Moments of the inputs of `branch.output` and of what should come out, side by side."""
-    joint = RunningMoments(branch.output.in_features + branch.output.out_features, accumulation_device(stream.device))
-    for seen in every:
-        pair = [seen.inputs.flatten(0, -2), seen.target.flatten(0, -2)]
-        joint.add(torch.cat(pair, -1), seen.weights.flatten())
-    return joint.result()
 
 
 # --- cut and refit --------------------------------------------------------------------------------------------
@@ -236,7 +155,7 @@ def refit_proj(
     errors: dict[str, GroupError],
 ) -> AttentionWeights:
     """`attn` with proj refitted on `moments` of the head outputs and its target; then values go. Adds to `errors`."""
-    proj, bias = refit(attn.proj.flatten(1), moments, cfg.ridge_lambda)
+    proj, bias = refit(attn.proj.flatten(1), moments, cfg.ridge)
     attn = replace(attn, proj=proj.reshape(attn.proj.shape), proj_bias=bias)
     if kept is None or kept.vo.shape[1] == attn.v.shape[1]:
         return attn

@@ -16,6 +16,8 @@ from corp_cli.models.streams import enter, read_tokens, through, tokens
 from corp_cli.models.sublayers import Sublayer
 from corp_cli.models.token_block import mean_keys, prefix_tokens
 
+ASIDE = 10
+
 
 @dataclass
 class Stream:
@@ -23,6 +25,7 @@ class Stream:
 
     weights: how often each token counts at the output of each block, [L, B, N] per batch; None: every token once.
     members: in which token of x̂ [B, n, D] each of x [B, N, D] was merged, [B, N] per batch; None: none was merged yet.
+    aside: which images of each batch are kept aside, [B] bool per batch: their errors choose between fits.
     device: where batches are worked on. block: the index of the block at hand.
     """
 
@@ -30,6 +33,7 @@ class Stream:
     pruned: list[Tensor]
     weights: list[Tensor | None]
     members: list[Tensor | None]
+    aside: list[Tensor]
     device: torch.device
     block: int = -1
 
@@ -64,11 +68,12 @@ class Batch:
 
 
 def start_streams(
-    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], cfg: CompensationConfig
+    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], cfg: CompensationConfig, seed: int = 0
 ) -> Stream:
     """The input of the first block, and the weights of its tokens, for every batch of images.
 
-    Where tokens keep a grid, every token counts once: no head reads single ones.
+    Where tokens keep a grid, every token counts once: no head reads single ones. `seed` says which images are kept
+    aside, where `cfg` has use for them.
     """
     found: list[Tensor] = []
     weights: list[Tensor | None] = []
@@ -77,7 +82,19 @@ def start_streams(
         found.append(x.cpu())
         sequence = x.ndim == 3
         weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu() if sequence else None)
-    return Stream(found, list(found), weights, [None] * len(found), next(model.parameters()).device)
+    sizes = [len(x) for x in found]
+    chooses = cfg.mlp == "gauss_newton" or cfg.ridge_lambda is None
+    aside = kept_aside(sum(sizes), seed) if chooses else torch.zeros(sum(sizes), dtype=torch.bool)
+    device = next(model.parameters()).device
+    return Stream(found, list(found), weights, [None] * len(found), list(aside.split(sizes)), device)
+
+
+def kept_aside(count: int, seed: int) -> Tensor:
+    """One in `ASIDE` of `count` images, [count] bool; none of one."""
+    chosen = torch.zeros(count, dtype=torch.bool)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    chosen[order[: max(1, count // ASIDE) if count > 1 else 0]] = True
+    return chosen
 
 
 # --- on its way -----------------------------------------------------------------------------------------------

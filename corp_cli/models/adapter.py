@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from timm.layers import GluMlp, Mlp, SwiGLU
@@ -168,6 +168,17 @@ def mlp_weights(model: nn.Module, block: Block) -> MlpWeights:
         biases += [None] * parts if fc1.bias is None else _double(fc1.bias).chunk(parts)
     bias = None if fc2.bias is None else _double(fc2.bias)
     return MlpWeights(tuple(weights), tuple(biases), _double(fc2.weight), bias)
+
+
+def hidden_units(model: nn.Module, block: Block) -> Callable[..., Tensor]:
+    """What a block's MLP makes of its pre-activations, one for each fc1 of `mlp_weights`: its hidden units."""
+    mlp: Any = model.get_submodule(block.mlp)
+    if isinstance(mlp, SwiGLU):
+        return lambda gate, value: mlp.act(gate) * value
+    if isinstance(mlp, GluMlp):
+        return lambda a, b: a * mlp.act(b) if mlp.gate_last else mlp.act(a) * b
+    act: Callable[..., Tensor] = mlp.act
+    return act
 
 
 def replace_mlp(model: nn.Module, block: Block, weights: MlpWeights) -> None:

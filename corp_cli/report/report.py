@@ -16,7 +16,7 @@ from corp_cli.images.batches import Intake
 from corp_cli.images.sources import ImageSet
 from corp_cli.measure.judge import Findings
 from corp_cli.measure.results import File
-from corp_cli.method.compensate import Errors
+from corp_cli.method.compensate import Errors, GroupError
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.counts import count
@@ -28,6 +28,7 @@ from corp_cli.report.schema import (
     Data,
     Error,
     Images,
+    MlpFit,
     Model,
     PrunedBlock,
     PrunedModel,
@@ -101,8 +102,14 @@ def block_rows(dense: tuple[Block, ...], pruned: tuple[Block, ...], errors: Erro
     rows = []
     for old, new, found in zip(dense, pruned, errors, strict=True):
         by_group = {group: Error(found[group].before, found[group].after) for group in GROUPS if group in found}
-        rows.append(PrunedBlock(old.name, old.sizes, new.sizes, by_group))
+        rows.append(PrunedBlock(old.name, old.sizes, new.sizes, by_group, mlp_fit(found)))
     return rows
+
+
+def mlp_fit(errors: dict[str, GroupError]) -> MlpFit | None:
+    """What gauss_newton did to the MLP of a block, if anything."""
+    fit = errors["mlp"].fit if "mlp" in errors else None
+    return None if fit is None else MlpFit(fit.rounds, list(fit.ridges), Error(*fit.fitted), Error(*fit.held_out))
 
 
 def make_report(

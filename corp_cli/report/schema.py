@@ -152,6 +152,16 @@ class Error:
 
 
 @dataclass(frozen=True)
+class MlpFit:
+    """What gauss_newton did to the MLP of a block; errors are relative to the energy of what it should give."""
+
+    rounds: int  # taken
+    ridges: list[float]  # of each round
+    fitted: Error  # on the images fitted
+    held_out: Error  # on those kept aside, which decide
+
+
+@dataclass(frozen=True)
 class PrunedBlock:
     """One block."""
 
@@ -159,6 +169,7 @@ class PrunedBlock:
     dense: Sizes
     pruned: Sizes
     reconstruction_error: dict[str, Error]  # by group, of those that were cut
+    mlp_fit: MlpFit | None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -160,7 +160,7 @@ def damage_curves(
                 put_module(around, path, copy.deepcopy(model.get_submodule(path)))
                 replace_block(around, block, weights)
                 damage.append(outcome(streams, blocks[i:]))
-            errors = reconstruction_errors(group, dense[i], statistics[i], cfg.ridge_lambda)
+            errors = reconstruction_errors(group, dense[i], statistics[i], cfg.ridge)
             curves.append(Curve(i, group, interpolate(errors, points, damage)))
         put_module(around, block.name, in_context)
         streams = [through(around, block, x) for x in streams]

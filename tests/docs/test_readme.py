@@ -135,7 +135,8 @@ def test_choices_are_those_of_the_config() -> None:
         for key in in_backticks(keys):
             group, _, name = key.partition(".")
             bold = re.findall(r"\*\*`?([^*`]+)`?\*\*", listed)
-            assert bold == [str(getattr(getattr(best, group), name))], key
+            taken = getattr(getattr(best, group), name)
+            assert bold == ["null" if taken is None else str(taken)], key
             if name in choices[group]:
                 assert set(in_backticks(listed)) == set(choices[group][name]), key
                 seen.add(key)

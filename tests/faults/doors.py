@@ -21,6 +21,8 @@ from tests.faults.cases import Case
 from tests.faults.forks import corp, fork, prune, require_sentence
 from tests.faults.undisturbed import ONCE, RESUME, files, stopped, undisturbed
 
+SHORTEST = 4
+
 
 class Bait:
     """Makes the folder canary in the current one where it is unpickled."""
@@ -210,7 +212,8 @@ def told(what: str, folder: Path) -> None:
                 "somewhereelse",
                 socket.gethostname(),
             ):
-                assert word.encode() not in found[name][file], f"{file} tells {word}"
+                if len(word) >= SHORTEST:  # shorter ones are among the bits of weights by chance
+                    assert word.encode() not in found[name][file], f"{file} tells {word}"
             if image.startswith("$"):
                 assert b"s3cr3tvalue" not in found[name]["pruned.safetensors"], "the weights tell a variable"
     first, *others = found.values()

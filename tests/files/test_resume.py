@@ -44,7 +44,7 @@ def test_a_run_goes_on_from_the_last_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/whole"]) == 0
-    blocks = interrupt_at(monkeypatch, sequential, "observe_mlp", 2)
+    blocks = interrupt_at(monkeypatch, sequential, "sampled", 2)
     folder = tmp_path / "stopped = here"
     assert main(["prune", *BUDGET, f"hydra.run.dir='{folder}'"]) == 130
     said = capsys.readouterr().err.splitlines()[-1]
@@ -69,9 +69,9 @@ def test_a_run_goes_on_from_the_last_block(
 
 def test_what_is_asked_anew_is_done_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        blocks = interrupt_at(patch, sequential, "observe_mlp", 2)
+        blocks = interrupt_at(patch, sequential, "sampled", 2)
         assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
-    blocks = interrupt_at(monkeypatch, sequential, "observe_mlp", 0)
+    blocks = interrupt_at(monkeypatch, sequential, "sampled", 0)
     assert main(["prune", f"resume={tmp_path}/run", "compensation.alpha=0"]) == 0
     assert blocks[0] == 2
 
@@ -87,11 +87,11 @@ def test_an_interruption_before_anything_is_done_leaves_nothing(
 
 def test_blocks_that_are_not_whole_are_repaired_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        interrupt_at(patch, sequential, "observe_mlp", 2)
+        interrupt_at(patch, sequential, "sampled", 2)
         assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
     for path in (tmp_path / "run/.resume").glob("block-*"):
         path.write_bytes(path.read_bytes()[:100])
-    blocks = interrupt_at(monkeypatch, sequential, "observe_mlp", 0)
+    blocks = interrupt_at(monkeypatch, sequential, "sampled", 0)
     assert main(["prune", f"resume={tmp_path}/run"]) == 0
     assert blocks[0] == 2
 
@@ -107,7 +107,7 @@ def test_there_must_be_something_to_go_on_with(tmp_path: Path, capsys: pytest.Ca
 
 def test_without_room_for_it_a_run_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "has_room", lambda folder, blocks: False)
-    interrupt_at(monkeypatch, sequential, "observe_mlp", 2)
+    interrupt_at(monkeypatch, sequential, "sampled", 2)
     assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
     assert list(tmp_path.iterdir()) == []
 
@@ -129,7 +129,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.chdir(tmp_path / "home")
     assert main(["prune", *RELATIVE, "hydra.run.dir=whole"]) == 0
     with monkeypatch.context() as patch:
-        interrupt_at(patch, sequential, "observe_mlp", 2)
+        interrupt_at(patch, sequential, "sampled", 2)
         assert main(["prune", *RELATIVE, "hydra.run.dir=run"]) == 130
     capsys.readouterr()
     (tmp_path / "elsewhere").mkdir()
@@ -246,11 +246,11 @@ def test_settings_typed_with_resume_stay_when_it_is_stopped_again(
     stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        interrupt_at(patch, sequential, "observe_mlp", 2)
+        interrupt_at(patch, sequential, "sampled", 2)
         assert main(["prune", f"resume={stopped}", "compensation.alpha=0"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == f"corp: interrupted; go on with: corp prune resume={stopped}"
     assert "alpha: 0.0" in (stopped / ".hydra/config.yaml").read_text()
-    blocks = interrupt_at(monkeypatch, sequential, "observe_mlp", 0)
+    blocks = interrupt_at(monkeypatch, sequential, "sampled", 0)
     assert main(["prune", f"resume={stopped}"]) == 0
     assert blocks[0] == 1  # of two
 

@@ -150,4 +150,4 @@ def test_groups_among_candidates_cost_what_they_say_and_hardly_more(
             cross = (weight @ covariance)[:, left]
             error = error - cross @ torch.linalg.solve(covariance[left][:, left], cross.T)
         assert float(found.error[-1]) == pytest.approx(float(error.trace()), rel=1e-6)
-        assert float(found.error[-1]) <= 1.1 * float(plain.error[removals - 1]) + 1e-9
+        assert float(found.error[-1]) <= 1.25 * float(plain.error[removals - 1]) + 1e-9

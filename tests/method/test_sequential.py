@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, write_checkpoint
+from corp_cli.method.observe import inverse_gain
 from corp_cli.method.rank import RankerArgs
-from corp_cli.method.sequential import compensate_sequentially, inverse_gain
+from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.stream import start_streams
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
@@ -36,7 +37,7 @@ def repair(model: nn.Module, x: Tensor, sparsity: SparsityConfig, cfg: PruneConf
     blocks = blocks_of(model)
     groups, _ = check_supported(blocks, sparsity)
     sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
-    args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge_lambda)
+    args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge)
     images, how = x.split(4), cfg.compensation
     return compensate_sequentially(model, blocks, sizes, (), groups, images, cfg.ranker, how, args)[0]
 

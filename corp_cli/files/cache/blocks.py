@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.keys import key_sha256
 from corp_cli.files.kept import DamagedError, Kept, Key, read_kept, write_kept
+from corp_cli.linalg.gauss_newton import Fit
 from corp_cli.method.compensate import GroupError
 from corp_cli.models.blocks import Block
 from corp_cli.models.resize import pruned_sizes, resize, sizes_from_json
@@ -18,6 +20,13 @@ from corp_cli.models.spec import PrunedSizes
 from corp_cli.runtime import console
 
 KIND = "block"
+
+
+def group_error(content: dict[str, Any]) -> GroupError:
+    """What `asdict` made of it."""
+    found: dict[str, Any] | None = content["fit"]
+    fit = found and Fit(found["rounds"], tuple(found["ridges"]), *(tuple(found[k]) for k in ("fitted", "held_out")))
+    return GroupError(content["before"], content["after"], fit or None)
 
 
 @dataclass(frozen=True)
@@ -59,4 +68,4 @@ class BlockFiles:
             return None
         resize(pruned, {block.name: sizes_from_json(kept.content["sizes"])})
         pruned.get_submodule(block.name).load_state_dict(kept.tensors)
-        return {group: GroupError(**error) for group, error in kept.content["errors"].items()}
+        return {group: group_error(error) for group, error in kept.content["errors"].items()}

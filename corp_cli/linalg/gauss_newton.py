@@ -1,0 +1,249 @@
+"""Refit of what feeds a nonlinearity: Gauss-Newton on y ≈ φ(z Wᵀ) Bᵀ + b, without ever forming its matrix.
+
+A refit of B alone leaves the kept rows of W as they were chosen. With R = y - φ(pre) Bᵀ - b, the best small change Δ of
+W is the linear least-squares problem min ‖R - (φ'(pre) ∘ zΔᵀ) Bᵀ‖² + λ‖Δ‖², in coordinates in which its diagonal is
+about one: z whitened, though not where it hardly varies, rows scaled by ‖B_:j‖ rms φ'_j. One Golub-Kahan
+bidiagonalisation solves it for every λ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from corp_cli.linalg.lowrank import roots
+from corp_cli.linalg.moments import RunningMoments
+from corp_cli.linalg.ridge import refit
+
+Units = Callable[..., Tensor]  # one or two pre-activations of every unit → its value, each unit for itself
+CHUNK = 2**14  # tokens at a time: bounds what is held besides the tokens and the slopes
+STEPS = 8  # of the bidiagonalisation
+SIZES = (1.0, 0.5, 0.25)  # of the step, until the error falls
+FLOOR = 1.0  # of variances in the whitening, in means of them: what z hardly does costs weights that round badly
+LEAST_GAIN = 1e-3  # of the held-out error, for which a round is worth it
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Inputs z [n, D], with a column of ones where the layer has biases, targets y [n, O], weights [n] of sum 1."""
+
+    z: Tensor
+    y: Tensor
+    weights: Tensor
+
+    def chunks(self) -> Iterator[slice]:
+        """Rows that are worked on together."""
+        return (slice(start, start + CHUNK) for start in range(0, len(self.z), CHUNK))
+
+
+@dataclass(frozen=True)
+class Layers:
+    """ŷ = φ(z W₁ᵀ, …) Bᵀ + b: first [P, d, D], one W for each of the P pre-activations of a unit; B [O, d], b [O]."""
+
+    first: Tensor
+    second: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What came of `gauss_newton`: rounds taken, the λ of each, and errors relative to the energy of the targets."""
+
+    rounds: int
+    ridges: tuple[float, ...]
+    fitted: tuple[float, float]  # before, after
+    held_out: tuple[float, float]
+
+
+def gauss_newton(
+    start: Layers,
+    units: Units,
+    fitted: Tokens,
+    held_out: Tokens,
+    ridges: tuple[float, ...],
+    rounds: int,
+    ridge_lambda: float,
+) -> tuple[Layers, Fit]:
+    """`start` after up to `rounds` rounds, each with the λ of `ridges` that is best on `held_out`, and what they gave.
+
+    A round moves W and then solves B and b in closed form, with a ridge towards what they are. It is taken only where
+    the error on `fitted` falls and that on `held_out` falls with it, so that a layer that would overfit stays.
+    """
+    layers, taken = start, []
+    first = now = error(start, units, fitted), error(start, units, held_out)
+    for _ in range(rounds):
+        found = [
+            (error(moved, units, held_out), on_fitted, ridge, moved)
+            for ridge, step in zip(ridges, steps_of(layers, units, fitted, ridges), strict=True)
+            for on_fitted, moved in [downhill(layers, step, units, fitted, now[0], ridge_lambda)]
+        ]
+        on_held_out, on_fitted, ridge, moved = min(found, key=lambda one: one[0])
+        if not on_held_out < (1 - LEAST_GAIN) * now[1] or not on_fitted < now[0]:
+            break
+        layers, now = moved, (on_fitted, on_held_out)
+        taken.append(ridge)
+    return layers, Fit(len(taken), tuple(taken), (first[0], now[0]), (first[1], now[1]))
+
+
+def downhill(
+    layers: Layers, step: Tensor, units: Units, fitted: Tokens, before: float, ridge_lambda: float
+) -> tuple[float, Layers]:
+    """(error on `fitted`, W + tΔ with B and b solved anew) for the first t of `SIZES` with which it falls, or as is."""
+    for size in SIZES:
+        moved = solve_second(
+            Layers(layers.first + size * step, layers.second, layers.bias), units, fitted, ridge_lambda
+        )
+        after = error(moved, units, fitted)
+        if after < before:
+            return after, moved
+    return before, layers
+
+
+def error(layers: Layers, units: Units, tokens: Tokens) -> float:
+    """Σ w ‖y - ŷ‖² / Σ w ‖y - ȳ‖², with ȳ the weighted mean."""
+    lost = total = tokens.y.new_zeros((), dtype=torch.float64)
+    mean = tokens.weights @ tokens.y
+    for rows in tokens.chunks():
+        weights, y = tokens.weights[rows], tokens.y[rows]
+        found = units(*pre_activations(layers, tokens.z[rows])) @ layers.second.T + layers.bias
+        lost = lost + (weights @ (y - found).square()).sum(dtype=torch.float64)
+        total = total + (weights @ (y - mean).square()).sum(dtype=torch.float64)
+    return float(lost / total) if total > 0 else 0.0
+
+
+def pre_activations(layers: Layers, z: Tensor) -> Tensor:
+    """z Wᵀ for every W, [P, n, d]."""
+    return torch.einsum("nD,pdD->pnd", z, layers.first)
+
+
+def with_slopes(units: Units, pre: Tensor) -> tuple[Tensor, Tensor]:
+    """(φ(pre) [n, d], φ'(pre) [P, n, d]): exact, since no unit depends on another."""
+    with torch.enable_grad():
+        pre = pre.detach().requires_grad_()
+        values = units(*pre)
+        (slopes,) = torch.autograd.grad(values.sum(), pre)
+    return values.detach(), slopes
+
+
+def solve_second(layers: Layers, units: Units, tokens: Tokens, ridge_lambda: float) -> Layers:
+    """`layers` with B and b the ridge solution for W as it is, towards B as it was; see `ridge.refit`."""
+    width = layers.second.shape[1]
+    joint = RunningMoments(width + tokens.y.shape[1], tokens.z.device)
+    for rows in tokens.chunks():
+        values = units(*pre_activations(layers, tokens.z[rows]))
+        joint.add(torch.cat([values, tokens.y[rows]], 1), tokens.weights[rows])
+    second, bias = refit(layers.second.double(), joint.result(), ridge_lambda)
+    return Layers(layers.first, second.to(layers.second), bias.to(layers.bias))
+
+
+# --- the linearised problem -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """A: Δ' → √w ∘ ((Σ_p φ'_p ∘ z'Δ'_pᵀ) Bᵀ), less its mean, on whitened z' [n, D] and scaled rows Δ' [P, d, D]."""
+
+    z: Tensor
+    slopes: Tensor  # [P, n, d], over the scale of their unit
+    second: Tensor
+    root: Tensor  # √w [n, 1], of norm 1
+    residual: Tensor  # [n, O], as what A gives
+    back: Tensor  # [D, D], (C + FLOOR mean(diag C) I)^-½ with C = E[zzᵀ]: Δ = Δ' back / scale
+    scale: Tensor  # [P, d, 1]; infinite where a unit does not reach y
+
+    def apply(self, step: Tensor) -> Tensor:
+        """AΔ' [n, O]."""
+        out = torch.empty_like(self.residual)
+        for start in range(0, len(out), CHUNK):
+            rows = slice(start, start + CHUNK)
+            change = torch.einsum("nD,pdD->pnd", self.z[rows], step)
+            out[rows] = (change * self.slopes[:, rows]).sum(0) @ self.second.T
+        return centred(out * self.root, self.root)
+
+    def adjoint(self, out: Tensor) -> Tensor:
+        """Aᵀu [P, d, D]."""
+        out = centred(out, self.root) * self.root
+        step = self.slopes.new_zeros(len(self.slopes), self.slopes.shape[2], self.z.shape[1])
+        for start in range(0, len(out), CHUNK):
+            rows = slice(start, start + CHUNK)
+            change = (out[rows] @ self.second) * self.slopes[:, rows]
+            step += torch.einsum("pnd,nD->pdD", change, self.z[rows])
+        return step
+
+
+def centred(out: Tensor, root: Tensor) -> Tensor:
+    """`out`, rows times √w, less its weighted mean: b is solved afterwards, so that constants do not count."""
+    return out - root * (root.T @ out)
+
+
+def linearise(layers: Layers, units: Units, tokens: Tokens) -> Linearised:
+    """The problem at `layers`."""
+    parts, width, _ = layers.first.shape
+    slopes = tokens.z.new_empty(parts, len(tokens.z), width)
+    residual = torch.empty_like(tokens.y)
+    gram = torch.zeros(tokens.z.shape[1], tokens.z.shape[1], dtype=torch.float64, device=tokens.z.device)
+    for rows in tokens.chunks():
+        z, root = tokens.z[rows], tokens.weights[rows].sqrt()[:, None]
+        values, slopes[:, rows] = with_slopes(units, pre_activations(layers, z))
+        residual[rows] = (tokens.y[rows] - values @ layers.second.T - layers.bias) * root
+        gram += (z * root).T @ (z * root)
+    _, white = roots(gram + FLOOR * gram.diagonal().mean() * torch.eye(len(gram)).to(gram))
+    white = white.to(tokens.z)
+    reach = torch.einsum("n,pnd->pd", tokens.weights, slopes.square()).sqrt() * layers.second.norm(dim=0)
+    scale = torch.where(reach > 0, reach, torch.inf)[..., None]
+    slopes /= scale.mT
+    root = tokens.weights.sqrt()[:, None]
+    return Linearised(tokens.z @ white, slopes, layers.second, root, centred(residual, root), white, scale)
+
+
+def steps_of(
+    layers: Layers, units: Units, tokens: Tokens, ridges: tuple[float, ...], steps: int = STEPS
+) -> list[Tensor]:
+    """Δ [P, d, D] for every λ of `ridges`: argmin ‖R - AΔ'‖² + λ‖Δ'‖² over what `steps` steps reach.
+
+    With A V = U L, V orthonormal and L lower bidiagonal (Golub and Kahan, 1965), Δ' = V (LᵀL + λI)⁻¹ Lᵀ ‖R‖ e₁: the
+    conjugate gradients of every λ at the price of one (Paige and Saunders' LSQR, 1982).
+    """
+    problem = linearise(layers, units, tokens)
+    V, L, norm = bidiagonalise(problem, steps)
+    if not len(V):
+        return [torch.zeros_like(layers.first) for _ in ridges]
+    target = L[0] * norm  # Lᵀ ‖R‖ e₁
+    identity = torch.eye(len(V)).to(L)
+    found = [torch.linalg.solve(L.T @ L + ridge * identity, target) for ridge in ridges]
+    return [torch.einsum("k,kpdD->pdD", y.to(V), V) @ problem.back / problem.scale for y in found]
+
+
+def bidiagonalise(problem: Linearised, steps: int) -> tuple[Tensor, Tensor, float]:
+    """(V [k, P, d, D], L [k + 1, k] float64, ‖R‖) with AV = UL and R = ‖R‖ u₁; k < `steps` where that is all."""
+    norm = float(problem.residual.norm())
+    basis: list[Tensor] = []
+    diagonal: list[float] = []
+    below: list[float] = []
+    u = problem.residual / norm if norm > 0 else problem.residual
+    v = problem.adjoint(u)
+    least = torch.finfo(v.dtype).eps * float(v.norm())
+    while len(basis) < steps:
+        for _ in range(2):  # orthogonal to those before, up to rounding
+            for known in basis:
+                v = v - (known * v).sum() * known
+        alpha = float(v.norm())
+        if not alpha > least:
+            break
+        v = v / alpha
+        basis.append(v)
+        u = problem.apply(v) - alpha * u
+        beta = float(u.norm())
+        diagonal.append(alpha)
+        below.append(beta)
+        if not beta > least:
+            break
+        u = u / beta
+        v = problem.adjoint(u) - beta * v
+    L = torch.zeros(len(basis) + 1, len(basis), dtype=torch.float64, device=u.device)
+    L.diagonal()[:] = torch.tensor(diagonal, dtype=torch.float64)
+    L[1:].diagonal()[:] = torch.tensor(below, dtype=torch.float64)
+    return torch.stack(basis) if basis else v.new_zeros(0, *v.shape), L, norm

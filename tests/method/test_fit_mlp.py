@@ -1,0 +1,147 @@
+"""The refit of the MLP in front of its nonlinearity: what is drawn, what is kept aside, and what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
+from corp_cli.linalg.ridge import refit
+from corp_cli.method.calibrate import calibrate
+from corp_cli.method.compensate import compensate
+from corp_cli.method.fit_mlp import Sample, chances, fit_every_mlp, sampled
+from corp_cli.method.keep import keep
+from corp_cli.method.observe import joint_moments, observe
+from corp_cli.method.rank import RankerArgs, rank
+from corp_cli.method.sequential import compensate_sequentially
+from corp_cli.method.stream import ASIDE, enter_block, kept_aside, start_streams
+from corp_cli.models.adapter import blocks_of, hidden_units, mlp_weights
+from corp_cli.models.streams import sublayers
+from corp_cli.sizes.uniform import check_supported, uniform_sizes
+from tests.support import variants
+from tests.support.variants import logits
+
+MLP_HALF = SparsityConfig(mlp=0.5, round_to=1, skip_unsupported=True)
+AFFINE = CompensationConfig(mlp="affine", ridge_lambda=0.1)
+GROUPS = frozenset({"mlp"})
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**31), share=st.floats(0.5, 30), zeros=st.integers(0, 5))
+def test_chances_are_proportional_to_weights_up_to_one(seed: int, share: float, zeros: int) -> None:
+    weights = torch.rand(3, 20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.01
+    weights[:, 0], weights[:, 1 : 1 + zeros] = 50.0, 0.0
+    found = chances(weights, share)
+    assert ((found >= 0) & (found <= 1)).all()
+    assert not found[weights == 0].any()
+    torch.testing.assert_close(found.sum(-1), torch.full((3,), min(share, 20.0 - zeros), dtype=torch.float64))
+    for row, weight in zip(found, weights, strict=True):
+        free = (row > 0) & (row < 1)
+        ratios = row[free] / weight[free]
+        torch.testing.assert_close(ratios, ratios[:1].expand_as(ratios))
+
+
+def test_what_is_drawn_does_not_depend_on_batches() -> None:
+    model, x = variants.build("deit"), variants.images("deit", 24)
+    block = blocks_of(model)[0]
+    drawn = []
+    for size in (24, 5):
+        stream = start_streams(model, blocks_of(model), x.split(size), CompensationConfig(), seed=3)
+        enter_block(stream, model, block)
+        sample, branch = Sample(40, seed=1), sublayers(model, block)[1]
+        with torch.no_grad():
+            joint_moments(stream, branch, sampled(observe(stream, branch, CompensationConfig()), 24, sample))
+        drawn.append([torch.cat(part) for part in zip(*sample.tokens, strict=True)])
+    assert 20 < len(drawn[0][0]) < 60
+    for first, second in zip(*drawn, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("count", "aside"), [(1, 0), (2, 1), (9, 1), (100, 100 // ASIDE)])
+def test_images_are_kept_aside_by_the_seed(count: int, aside: int) -> None:
+    assert kept_aside(count, 0).sum() == aside
+    assert torch.equal(kept_aside(count, 5), kept_aside(count, 5))
+
+
+def test_moments_of_images_kept_aside_are_none_of_those_fitted() -> None:
+    model, x = variants.build("deit"), variants.images("deit", 30)
+    block, branch = blocks_of(model)[0], sublayers(model, blocks_of(model)[0])[1]
+    cfg = CompensationConfig(token_weights="uniform")
+    stream = start_streams(model, blocks_of(model), x.split(7), cfg, seed=2)
+    enter_block(stream, model, block)
+    with torch.no_grad():
+        joint = joint_moments(stream, branch, observe(stream, branch, cfg))
+    assert joint.aside is not None
+    assert (joint.every.count, joint.fitted.count, joint.aside.count) == (30 * 5, 27 * 5, 3 * 5)
+    mean = (27 * joint.fitted.mean + 3 * joint.aside.mean) / 30
+    torch.testing.assert_close(joint.every.mean, mean)
+    weight = mlp_weights(model, block).fc2
+    fitted, aside = (refit(weight, one, 0.1)[0] for one in (joint.fitted, joint.aside))
+    assert not torch.allclose(fitted, aside)
+
+
+@pytest.mark.parametrize("variant", ["swiglu", "dinov2_swiglu_packed", "eva02_swiglu_packed"])
+def test_hidden_units_are_those_of_the_module(variant: str) -> None:
+    model, z = variants.build(variant), torch.randn(7, 32, generator=torch.Generator().manual_seed(0))
+    block = blocks_of(model)[0]
+    weights, mlp = mlp_weights(model, block), model.get_submodule(block.mlp)
+    pre = [
+        torch.nn.functional.linear(z, w.float(), None if b is None else b.float())
+        for w, b in zip(weights.fc1, weights.fc1_bias, strict=True)
+    ]
+    with torch.no_grad():
+        found = torch.nn.functional.linear(
+            hidden_units(model, block)(*pre),
+            weights.fc2.float(),
+            None if weights.fc2_bias is None else weights.fc2_bias.float(),
+        )
+        torch.testing.assert_close(found, mlp(z), rtol=1e-4, atol=1e-4)
+
+
+def error(model: torch.nn.Module, pruned: torch.nn.Module, x: torch.Tensor) -> float:
+    return float((logits(model, x) - logits(pruned, x)).square().mean())
+
+
+@pytest.mark.parametrize("variant", [*variants.PATHS, "dinov2_swiglu_packed", "clip_quickgelu", "vit_no_proj_bias"])
+def test_every_mlp_that_can_be_cut_is_refitted(variant: str) -> None:
+    model, x = variants.build(variant), variants.images(variant, 40)
+    blocks = blocks_of(model)
+    groups, _ = check_supported(blocks, MLP_HALF)
+    sizes = tuple(uniform_sizes(block, groups, MLP_HALF) for block in blocks)
+    cfg, args = CompensationConfig(), RankerArgs.seeded(0, 0.1)
+    pruned, errors = compensate_sequentially(model, blocks, sizes, (), groups, x.split(8), RankerConfig(), cfg, args)
+    assert logits(pruned, x).isfinite().all()
+    for block, found in zip(blocks, errors, strict=True):
+        fit = found["mlp"].fit if "mlp" in found else None
+        assert (fit is not None) == ("mlp" not in block.refusals)
+        if fit is not None:
+            assert fit.fitted[1] <= fit.fitted[0]
+            assert fit.held_out[1] <= fit.held_out[0]
+
+
+@pytest.mark.parametrize("propagate", ["sequential", "none"])
+def test_the_refit_comes_closer_on_other_images(propagate: str) -> None:
+    model, x = variants.build("deit"), variants.images("deit", 400)
+    other, blocks = variants.images("deit", 200, seed=9), blocks_of(model)
+    sizes = tuple(uniform_sizes(block, GROUPS, MLP_HALF) for block in blocks)
+    found = {}
+    for cfg in (AFFINE, replace(AFFINE, mlp="gauss_newton")):
+        args = RankerArgs.seeded(0, 0.1)
+        if propagate == "sequential":
+            pruned, _ = compensate_sequentially(
+                model, blocks, sizes, (), GROUPS, x.split(50), RankerConfig(), cfg, args
+            )
+        else:
+            statistics = calibrate(model, blocks, x.split(50), GROUPS)
+            scores = rank(model, blocks, statistics, GROUPS, RankerConfig(), args, None)
+            kept = tuple(keep(*each) for each in zip(scores, blocks, sizes, strict=True))
+            pruned, errors = compensate(model, blocks, statistics, kept, cfg)
+            if cfg.mlp == "gauss_newton":
+                pruned, errors = fit_every_mlp(model, pruned, blocks, kept, errors, x.split(50), cfg, 0)
+                assert all(error["mlp"].fit is not None for error in errors)
+        found[cfg.mlp] = error(model, pruned, other)
+    assert found["gauss_newton"] < 0.9 * found["affine"]
