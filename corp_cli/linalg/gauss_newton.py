@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from corp_cli.linalg.lowrank import roots
-from corp_cli.linalg.moments import RunningMoments
-from corp_cli.linalg.ridge import refit
+from corp_cli.linalg.moments import RunningMoments, relative
+from corp_cli.linalg.ridge import refit, squared_error
 
 Units = Callable[..., Tensor]  # one or two pre-activations of every unit → its value, each unit for itself
 CHUNK = 2**14  # tokens at a time: bounds what is held besides the tokens and the slopes
@@ -93,12 +93,10 @@ def downhill(
 ) -> tuple[float, Layers]:
     """(error on `fitted`, W + tΔ with B and b solved anew) for the first t of `SIZES` with which it falls, or as is."""
     for size in SIZES:
-        moved = solve_second(
-            Layers(layers.first + size * step, layers.second, layers.bias), units, fitted, ridge_lambda
-        )
-        after = error(moved, units, fitted)
+        moved = Layers(layers.first + size * step, layers.second, layers.bias)
+        after, solved = solve_second(moved, units, fitted, ridge_lambda)
         if after < before:
-            return after, moved
+            return after, solved
     return before, layers
 
 
@@ -128,15 +126,17 @@ def with_slopes(units: Units, pre: Tensor) -> tuple[Tensor, Tensor]:
     return values.detach(), slopes
 
 
-def solve_second(layers: Layers, units: Units, tokens: Tokens, ridge_lambda: float) -> Layers:
-    """`layers` with B and b the ridge solution for W as it is, towards B as it was; see `ridge.refit`."""
+def solve_second(layers: Layers, units: Units, tokens: Tokens, ridge_lambda: float) -> tuple[float, Layers]:
+    """(`error`, `layers` with B and b the ridge solution for W as it is, towards B as it was); see `ridge.refit`."""
     width = layers.second.shape[1]
     joint = RunningMoments(width + tokens.y.shape[1], tokens.z.device)
     for rows in tokens.chunks():
         values = units(*pre_activations(layers, tokens.z[rows]))
         joint.add(torch.cat([values, tokens.y[rows]], 1), tokens.weights[rows])
-    second, bias = refit(layers.second.double(), joint.result(), ridge_lambda)
-    return Layers(layers.first, second.to(layers.second), bias.to(layers.bias))
+    moments = joint.result()
+    second, bias = refit(layers.second.double(), moments, ridge_lambda)
+    lost, total = squared_error(second, bias, moments), moments.covariance.diagonal()[width:].sum()
+    return relative(lost, total), Layers(layers.first, second.to(layers.second), bias.to(layers.bias))
 
 
 # --- the linearised problem -----------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_a_layer_of_fewer_units_comes_nearer_to_a_wide_one(name: str, dtype: tor
     first, rest = (
         Tokens(tokens.z[s], y[s], tokens.weights[s] / tokens.weights[s].sum()) for s in (slice(300), slice(300, 400))
     )
-    cut = solve_second(Layers(wide.first[:, :3], wide.second[:, :3], wide.bias), units, first, 1e-6)
+    _, cut = solve_second(Layers(wide.first[:, :3], wide.second[:, :3], wide.bias), units, first, 1e-6)
     new, found = fit(cut, units, first, rest)
     assert found.rounds > 0
     assert found.held_out[1] < 0.9 * found.held_out[0]
