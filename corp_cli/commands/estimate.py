@@ -16,13 +16,17 @@ from corp_cli.config.images import CalibrationConfig
 from corp_cli.config.prune import CompensationConfig, PruneConfig, SparsityConfig
 from corp_cli.files.output import size_in_bytes
 from corp_cli.images.sources import ImageSet
+from corp_cli.linalg.gauss_newton import Layers, Tokens, gauss_newton
 from corp_cli.linalg.moments import RunningMoments, select_moments
 from corp_cli.linalg.ridge import refit
 from corp_cli.measure.timing import pass_seconds, synchronize
 from corp_cli.method.calibrate import Calibration, accumulation_device
 from corp_cli.method.compensate import compensate_mlp
+from corp_cli.method.fit_mlp import RIDGES as FIT_RIDGES
+from corp_cli.method.fit_mlp import ROUNDS
 from corp_cli.method.rank import RANKERS, RankerArgs
 from corp_cli.method.statistics import BlockStatistics
+from corp_cli.models.adapter import hidden_units, mlp_weights
 from corp_cli.models.blocks import MlpWeights, Sizes
 from corp_cli.models.streams import tokens
 from corp_cli.pipeline import UNCOMPENSATED
@@ -37,6 +41,7 @@ PROBES = 16  # images that are read to time reading
 PASS_SECONDS = 0.5  # a timed pass takes about this at most
 PASSES, MAX_SECONDS = 20, 2.0
 SOLVED = 512  # channels of the solves that are timed; wider ones are extrapolated
+FITTED = 4096  # tokens of the refit that is timed
 SCATTERED = 1.5  # memory that allocators take, for what is in use
 FLOAT, DOUBLE, MIB = 4, 8, 2**20
 
@@ -132,18 +137,51 @@ def solve_seconds(work: Work, cfg: PruneConfig, width: int, outputs: int) -> Sol
     return Solves(**{name: min(seconds(solve, home) for _ in range(2)) for name, solve in solves.items()})
 
 
+def fit_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> float:
+    """Of the refit of every MLP that is cut: one round on random tokens of the widest, by what is to be fitted.
+
+    A bound from above: images kept aside may end it before the last round.
+    """
+    dense, how = work.dense, cfg.compensation
+    cut = [new.mlp for new, block in zip(sizes, dense.blocks, strict=True) if new.mlp < block.sizes.mlp]
+    if how.mlp != "gauss_newton" or not cut:
+        return 0.0
+    widest = next(block for block in dense.blocks if block.sizes.mlp == max(b.sizes.mlp for b in dense.blocks))
+    weights, units, generator = mlp_weights(dense.model, widest), max(cut), torch.Generator().manual_seed(0)
+    inputs, outputs = weights.fc1[0].shape[1], len(weights.fc2)
+    count = min(how.fit_tokens, len(work.images.calibration) * rates.tokens)
+    few = min(count, FITTED)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dense.device)
+
+    first = normal(len(weights.fc1), units, inputs) / inputs**0.5
+    layers = Layers(first, normal(outputs, units) / units**0.5, normal(outputs))
+    seen = Tokens(normal(few, inputs), normal(few, outputs), torch.full((few,), 1 / few, device=dense.device))
+    act = hidden_units(dense.model, widest)
+    one = min(
+        seconds(lambda: gauss_newton(layers, act, seen, seen, FIT_RIDGES, 1, how.ridge), dense.device) for _ in "ab"
+    )
+    return one * ROUNDS * count / few * sum(cut) / units
+
+
 def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> dict[str, float]:
     """Seconds of the long stages, by their names in the report; `sizes` are those asked for, or near the budget."""
     images, device, solves = work.images.calibration, work.dense.device, measure_solves(work, cfg, rates.width)
     left, f, workers = share(work, sizes), rates.forward, cfg.calibration.num_workers
-    compensate = solves.drop
+    fit = fit_seconds(work, cfg, sizes, rates)
+    compensate = solves.drop + fit
     if cfg.compensation.propagate == "none":
         compensate += solves.compensate
+        if fit:  # the dense stream, what its MLPs give, and what the cut ones give
+            again = feed(f, images, rates, workers, device)
+            compensate += len(images) * (again + (2 + left) * f) + solves.refit
     else:
-        # Both streams go through the dense blocks, where statistics are taken, and x̂ twice through the cut ones.
+        # Both streams go through the dense blocks, where statistics are taken, and x̂ twice through the cut ones, their
+        # MLPs once more where those are refitted.
         again = feed(f, images, rates, workers, device)
-        compensate += len(images) * (again + rates.calibrate + (1 + 2 * left) * f)
-        compensate += solves.refit + solves.rank + solves.compensate
+        compensate += len(images) * (again + rates.calibrate + (1 + (3 if fit else 2) * left) * f)
+        compensate += (2 if fit else 1) * solves.refit + solves.rank + solves.compensate
     judged, evaluation = work.images.evaluation, cfg.evaluation
     three = feed((1 + 2 * left) * f, judged, rates, evaluation.num_workers, device)
     timed = (evaluation.throughput_batches + 1) * min(evaluation.batch_size, len(judged)) * (1 + left) * f

@@ -18,6 +18,7 @@ from corp_cli.commands.dry_run import foresee
 from corp_cli.commands.estimate import Rates
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
+from corp_cli.method.fit_mlp import ROUNDS
 from corp_cli.pipeline import prune
 from corp_cli.prepare import prepare
 
@@ -78,6 +79,23 @@ def test_a_budget_and_uniform_sizes_that_would_meet_it(
     assert "after it has measured damage" in out
 
 
+@pytest.mark.usefixtures("rates", "tiny_digits")
+@pytest.mark.parametrize("propagate", ["sequential", "none"])
+def test_the_refit_of_mlps_takes_its_time(propagate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "seconds", lambda work, device: work() and 1.0)
+
+    def added(*words: str) -> float:
+        argv = [*QUICK, *words, f"compensation.propagate={propagate}"]
+        without, fitted = (
+            foresee(load_config(*argv, f"compensation.mlp={how}")).seconds["compensate"]
+            for how in ("affine", "gauss_newton")
+        )
+        return fitted - without
+
+    assert added("sparsity.joint=0.5") >= ROUNDS * 2  # a second for each of two equal MLPs, on all of their tokens
+    assert added("sparsity.qk=0.5") == 0
+
+
 @pytest.mark.usefixtures("rates")
 def test_sizes_of_a_plan_are_shown_by_block(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plan.yaml").write_text("blocks: {blocks.0: {mlp: 200}, blocks.5: {qk: 8}}")
@@ -136,7 +154,8 @@ def test_the_run_itself_is_not_begun(monkeypatch: pytest.MonkeyPatch, rates: Cal
 
 
 def seconds(*overrides: str) -> dict[str, float]:
-    return foresee(load_config(*QUICK, *overrides)).seconds
+    """Without the refit of MLPs: see above."""
+    return foresee(load_config(*QUICK, "compensation.mlp=affine", *overrides)).seconds
 
 
 def test_seconds_follow_images_stages_and_rates(
