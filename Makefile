@@ -19,7 +19,7 @@ test-slow: $(VENV)/.dev  ## run the slow tests: every model family, the wheel, t
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m slow
 
 test-lowest: $(VENV)-lowest/.done  ## set up the lowest versions allowed, then run the tests of what comes from strangers
-	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/pytest -n auto -p no:cacheprovider tests/faults/test_untrusted.py \
+	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/pytest -n auto -p no:cacheprovider tests/faults/test_untrusted*.py \
 		tests/faults/test_oldest.py tests/faults/test_streams.py tests/models/test_state_dict.py
 
 faults: $(VENV)/.dev  ## inject a thousand faults and fuzz twenty thousand inputs; ten minutes on two cores
