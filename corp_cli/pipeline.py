@@ -19,7 +19,7 @@ from corp_cli.files.output import PLAN, clear_results, require_room, size_in_byt
 from corp_cli.measure.judge import Findings, judge
 from corp_cli.method.calibrate import calibrate, require_tokens
 from corp_cli.method.compensate import Errors, compensate
-from corp_cli.method.fit_mlp import fit_every_mlp
+from corp_cli.method.fit_one_shot import fit_every_block, refits
 from corp_cli.method.keep import KeptUnits, keep
 from corp_cli.method.rank import RankerArgs, Scores, rank
 from corp_cli.method.sequential import compensate_sequentially
@@ -162,12 +162,12 @@ def compensate_at_once(
     """All blocks by what was measured of the dense model."""
     dense, how = work.dense, cfg.compensation
     pruned, errors = compensate(dense.model, dense.blocks, statistics, kept, how)
-    if how.mlp != "gauss_newton" or cannot_walk(dense.model):
+    if not refits(how) or cannot_walk(dense.model):
         return pruned, errors
 
     def fit(c: CalibrationConfig) -> tuple[nn.Module, Errors]:
         batches = calibration_batches(work.images, dense, c, cfg.seed)
-        return fit_every_mlp(dense.model, pruned, dense.blocks, kept, errors, batches, how, cfg.seed)
+        return fit_every_block(dense.model, pruned, dense.blocks, kept, errors, batches, how, cfg.seed)
 
     return halving_batches(fit, cfg.calibration, "calibration")
 

@@ -20,7 +20,7 @@ RANKERS = {"mlp": (*SIMPLE_RANKERS, "variance", "obs"), **dict.fromkeys(("qk", "
 COMPENSATIONS = {
     "mlp": ("none", "mean", "affine", "gauss_newton"),
     "qk": ("none", "sylvester", "lowrank"),
-    "vo": ("none", "mean", "affine", "lowrank"),
+    "vo": ("none", "mean", "affine", "lowrank", "reduced_rank"),
     "propagate": ("none", "sequential"),
     "token_weights": ("uniform", "class_token", "rollout"),
 }
@@ -124,7 +124,7 @@ class CompensationConfig:
 
     mlp: str = "gauss_newton"  # affine (Eq. 8-11, folded into fc2), then fc1 and fc2 refitted to tokens
     qk: str = "lowrank"  # or sylvester: Eq. 13-16; folded into the query and key projections
-    vo: str = "lowrank"  # or affine: Eq. 8-11 on the head outputs; folded into proj; also repairs removed heads
+    vo: str = "reduced_rank"  # lowrank, then values and proj refitted; or affine: Eq. 8-11 on the head outputs
     ridge_lambda: Optional[float] = None  # relative to the mean diagonal of the covariance; None: see `ridge`
     propagate: str = "sequential"  # repair block by block on the stream of the blocks before; or none
     alpha: float = 0.2  # sequential: share of a branch's own error to undo
@@ -132,7 +132,7 @@ class CompensationConfig:
     token_weights: str = "rollout"  # sequential: how often each token counts
     class_token_weight: float = 20.0  # class_token: how often tokens that the head reads count
     token_floor: float = 0.5  # rollout: share of the weight that is spread evenly over all tokens
-    fit_tokens: int = 65536  # gauss_newton: how many tokens a layer is refitted to
+    fit_tokens: int = 65536  # gauss_newton, reduced_rank: how many tokens a layer is refitted to
 
     def __post_init__(self) -> None:
         require_choice("compensation.", self, **COMPENSATIONS)

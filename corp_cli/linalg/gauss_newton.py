@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from corp_cli.linalg.fit import Fit
 from corp_cli.linalg.lowrank import roots
 from corp_cli.linalg.moments import RunningMoments, relative
 from corp_cli.linalg.ridge import refit, squared_error
@@ -46,16 +47,6 @@ class Layers:
     first: Tensor
     second: Tensor
     bias: Tensor
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What came of `gauss_newton`: rounds taken, the λ of each, and errors relative to the energy of the targets."""
-
-    rounds: int
-    ridges: tuple[float, ...]
-    fitted: tuple[float, float]  # before, after
-    held_out: tuple[float, float]
 
 
 def gauss_newton(

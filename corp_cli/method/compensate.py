@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig
-from corp_cli.linalg.gauss_newton import Fit
+from corp_cli.linalg.fit import Fit
 from corp_cli.linalg.logits import logit_error, missing_logits, split_factors
 from corp_cli.linalg.lowrank import logit_factors, output_factors
 from corp_cli.linalg.moments import Moments, diagonal_blocks, energy, relative, select_moments, transform_moments
@@ -36,7 +36,7 @@ class GroupError:
 
     before: float  # pruned units dropped
     after: float  # with the compensation asked for
-    fit: Fit | None = None  # of an MLP by gauss_newton, relative to the energy of what it should give
+    fits: tuple[Fit, ...] = ()  # of an MLP by gauss_newton, of heads by reduced_rank: relative to what they should give
 
 
 Errors = tuple[dict[str, GroupError], ...]  # one per block: "mlp", "qk", "vo" (which includes removed heads)
@@ -94,7 +94,7 @@ def compensate_vo(
     With `lowrank`, removed heads are repaired so, and of `vo` only the size counts.
     """
     dense_vo = weights.v.shape[1]
-    if cfg.vo != "lowrank":
+    if cfg.vo not in ("lowrank", "reduced_rank"):
         return _select_values(weights, moments, (heads[:, None] * dense_vo + vo).flatten(), vo.shape, cfg.vo, cfg)
     channels = heads[:, None] * dense_vo + torch.arange(dense_vo, device=heads.device)
     weights, error = _select_values(weights, moments, channels.flatten(), channels.shape, "affine", cfg)

@@ -23,12 +23,14 @@ from corp_cli.linalg.moments import Moments, select_moments
 from corp_cli.linalg.ridge import refit
 from corp_cli.method.calibrate import require_finite
 from corp_cli.method.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
-from corp_cli.method.fit_mlp import Sample, fit_block, sampled
+from corp_cli.method.fit_mlp import fit_block
+from corp_cli.method.fit_values import fit_values
 from corp_cli.method.keep import KeptAttention, keep
-from corp_cli.method.observe import joint_moments, observe, observe_attention, observe_cut, with_ridge
+from corp_cli.method.observe import Joint, joint_moments, observe, observe_attention, observe_cut, with_ridge
 from corp_cli.method.rank import RankerArgs, rank_block
+from corp_cli.method.sample import Sample, sampled
 from corp_cli.method.statistics import BlockStatistics
-from corp_cli.method.stream import advance_dense, advance_merging, advance_pruned, enter_block, start_streams
+from corp_cli.method.stream import Stream, advance_dense, advance_merging, advance_pruned, enter_block, start_streams
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import AttentionWeights, Block, Sizes
 from corp_cli.models.streams import sublayers
@@ -88,7 +90,8 @@ def compensate_sequentially(
             joint = joint_moments(stream, cut, observe_cut(stream, cut, targets))
             require_finite(block, BlockStatistics(head_output=joint.every))
             how = with_ridge(attn.proj.flatten(1), joint, cfg)
-            replace_attention(pruned, block, refit_proj(attn, joint.every, kept, how, errors))
+            attn = refit_attention(stream, pruned, block, attn, joint, kept, targets, how, seed + i, errors)
+            replace_attention(pruned, block, attn)
         else:
             advance_dense(stream, attention)
         if merge and merge[i] > 0:
@@ -113,7 +116,8 @@ def compensate_sequentially(
                 refitted, errors["mlp"] = compensate_mlp(refitted, hidden, units, how)
             replace_mlp(pruned, block, refitted)
             if sample and units is not None:
-                errors["mlp"] = replace(errors["mlp"], fit=fit_block(stream, pruned, block, refitted, sample, how))
+                fit = fit_block(stream, pruned, block, refitted, sample, how)
+                errors["mlp"] = replace(errors["mlp"], fits=(fit,))
         else:
             advance_dense(stream, mlp)
         advance_pruned(stream, sublayers(pruned, block)[1])
@@ -147,19 +151,42 @@ def cut_logits(
     return attn
 
 
-def refit_proj(
+def refit_attention(
+    stream: Stream,
+    pruned: nn.Module,
+    block: Block,
     attn: AttentionWeights,
-    moments: Moments,
+    joint: Joint,
     kept: KeptAttention | None,
+    targets: list[Tensor],
     cfg: CompensationConfig,
+    seed: int,
     errors: dict[str, GroupError],
 ) -> AttentionWeights:
-    """`attn` with proj refitted on `moments` of the head outputs and its target; then values go. Adds to `errors`."""
-    proj, bias = refit(attn.proj.flatten(1), moments, cfg.ridge)
-    attn = replace(attn, proj=proj.reshape(attn.proj.shape), proj_bias=bias)
+    """`attn` with proj refitted to what it should give; values go, and are refitted with it. Adds to `errors`."""
+    whole = with_proj(attn, joint.every, cfg)
     if kept is None or kept.vo.shape[1] == attn.v.shape[1]:
-        return attn
-    inputs = select_moments(moments, torch.arange(proj.shape[1], device=proj.device))
-    every = torch.arange(len(kept.heads), device=proj.device)
-    attn, errors["vo"] = compensate_vo(attn, inputs, every, kept.vo.to(proj.device), cfg)
-    return attn
+        return whole
+    cut, errors["vo"] = cut_values(whole, joint.every, kept, cfg)
+    if cfg.vo != "reduced_rank" or joint.aside is None:
+        return cut
+    whole = with_proj(attn, joint.fitted, cfg)
+    begun, _ = cut_values(whole, joint.fitted, kept, cfg)
+    fitted, fits = fit_values(stream, pruned, block, begun, whole, targets, cfg, seed)
+    errors["vo"] = replace(errors["vo"], fits=fits)
+    return fitted if any(fit.rounds for fit in fits) else cut
+
+
+def with_proj(attn: AttentionWeights, moments: Moments, cfg: CompensationConfig) -> AttentionWeights:
+    """`attn` with proj refitted on `moments` of the head outputs and its target."""
+    proj, bias = refit(attn.proj.flatten(1), moments, cfg.ridge)
+    return replace(attn, proj=proj.reshape(attn.proj.shape), proj_bias=bias)
+
+
+def cut_values(
+    attn: AttentionWeights, moments: Moments, kept: KeptAttention, cfg: CompensationConfig
+) -> tuple[AttentionWeights, GroupError]:
+    """`attn` without the values that go, by `moments` of the head outputs and its target."""
+    inputs = select_moments(moments, torch.arange(attn.proj[0].numel(), device=moments.mean.device))
+    every = torch.arange(len(kept.heads), device=attn.proj.device)
+    return compensate_vo(attn, inputs, every, kept.vo.to(attn.proj.device), cfg)

@@ -83,7 +83,7 @@ def start_streams(
         sequence = x.ndim == 3
         weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu() if sequence else None)
     sizes = [len(x) for x in found]
-    chooses = cfg.mlp == "gauss_newton" or cfg.ridge_lambda is None
+    chooses = cfg.mlp == "gauss_newton" or cfg.vo == "reduced_rank" or cfg.ridge_lambda is None
     aside = kept_aside(sum(sizes), seed) if chooses else torch.zeros(sum(sizes), dtype=torch.bool)
     device = next(model.parameters()).device
     return Stream(found, list(found), weights, [None] * len(found), list(aside.split(sizes)), device)

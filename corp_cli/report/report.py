@@ -28,12 +28,12 @@ from corp_cli.report.schema import (
     Data,
     Error,
     Images,
-    MlpFit,
     Model,
     PrunedBlock,
     PrunedModel,
     PruneEvaluation,
     PruneThroughput,
+    Refit,
     Removed,
     Report,
     Size,
@@ -102,14 +102,15 @@ def block_rows(dense: tuple[Block, ...], pruned: tuple[Block, ...], errors: Erro
     rows = []
     for old, new, found in zip(dense, pruned, errors, strict=True):
         by_group = {group: Error(found[group].before, found[group].after) for group in GROUPS if group in found}
-        rows.append(PrunedBlock(old.name, old.sizes, new.sizes, by_group, mlp_fit(found)))
+        mlp_fit = next(iter(refits(found, "mlp")), None)
+        rows.append(PrunedBlock(old.name, old.sizes, new.sizes, by_group, mlp_fit, refits(found, "vo")))
     return rows
 
 
-def mlp_fit(errors: dict[str, GroupError]) -> MlpFit | None:
-    """What gauss_newton did to the MLP of a block, if anything."""
-    fit = errors["mlp"].fit if "mlp" in errors else None
-    return None if fit is None else MlpFit(fit.rounds, list(fit.ridges), Error(*fit.fitted), Error(*fit.held_out))
+def refits(errors: dict[str, GroupError], group: str) -> list[Refit]:
+    """What was refitted of a group of a block, if anything."""
+    found = errors[group].fits if group in errors else ()
+    return [Refit(fit.rounds, list(fit.ridges), Error(*fit.fitted), Error(*fit.held_out)) for fit in found]
 
 
 def make_report(

@@ -152,8 +152,8 @@ class Error:
 
 
 @dataclass(frozen=True)
-class MlpFit:
-    """What gauss_newton did to the MLP of a block; errors are relative to the energy of what it should give."""
+class Refit:
+    """What gauss_newton did to an MLP, or reduced_rank to some heads; errors are relative to what they should give."""
 
     rounds: int  # taken
     ridges: list[float]  # of each round
@@ -169,7 +169,8 @@ class PrunedBlock:
     dense: Sizes
     pruned: Sizes
     reconstruction_error: dict[str, Error]  # by group, of those that were cut
-    mlp_fit: MlpFit | None
+    mlp_fit: Refit | None
+    vo_fits: list[Refit]  # of every group of heads
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -13,10 +13,11 @@ from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConf
 from corp_cli.linalg.ridge import refit
 from corp_cli.method.calibrate import calibrate
 from corp_cli.method.compensate import compensate
-from corp_cli.method.fit_mlp import Sample, chances, fit_every_mlp, sampled
+from corp_cli.method.fit_one_shot import fit_every_block
 from corp_cli.method.keep import keep
 from corp_cli.method.observe import joint_moments, observe
 from corp_cli.method.rank import RankerArgs, rank
+from corp_cli.method.sample import Sample, chances, sampled
 from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.stream import ASIDE, enter_block, kept_aside, start_streams
 from corp_cli.models.adapter import blocks_of, hidden_units, mlp_weights
@@ -116,9 +117,9 @@ def test_every_mlp_that_can_be_cut_is_refitted(variant: str) -> None:
     pruned, errors = compensate_sequentially(model, blocks, sizes, (), groups, x.split(8), RankerConfig(), cfg, args)
     assert logits(pruned, x).isfinite().all()
     for block, found in zip(blocks, errors, strict=True):
-        fit = found["mlp"].fit if "mlp" in found else None
-        assert (fit is not None) == ("mlp" not in block.refusals)
-        if fit is not None:
+        fits = found["mlp"].fits if "mlp" in found else ()
+        assert len(fits) == ("mlp" not in block.refusals)
+        for fit in fits:
             assert fit.fitted[1] <= fit.fitted[0]
             assert fit.held_out[1] <= fit.held_out[0]
 
@@ -141,7 +142,7 @@ def test_the_refit_comes_closer_on_other_images(propagate: str) -> None:
             kept = tuple(keep(*each) for each in zip(scores, blocks, sizes, strict=True))
             pruned, errors = compensate(model, blocks, statistics, kept, cfg)
             if cfg.mlp == "gauss_newton":
-                pruned, errors = fit_every_mlp(model, pruned, blocks, kept, errors, x.split(50), cfg, 0)
-                assert all(error["mlp"].fit is not None for error in errors)
+                pruned, errors = fit_every_block(model, pruned, blocks, kept, errors, x.split(50), cfg, 0)
+                assert all(error["mlp"].fits for error in errors)
         found[cfg.mlp] = error(model, pruned, other)
     assert found["gauss_newton"] < 0.9 * found["affine"]

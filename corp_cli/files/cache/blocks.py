@@ -12,21 +12,23 @@ from torch import nn
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.keys import key_sha256
 from corp_cli.files.kept import DamagedError, Kept, Key, read_kept, write_kept
-from corp_cli.linalg.gauss_newton import Fit
+from corp_cli.linalg.fit import Fit
 from corp_cli.method.compensate import GroupError
 from corp_cli.models.blocks import Block
 from corp_cli.models.resize import pruned_sizes, resize, sizes_from_json
 from corp_cli.models.spec import PrunedSizes
 from corp_cli.runtime import console
 
-KIND = "block"
+KIND = "repaired block"
 
 
 def group_error(content: dict[str, Any]) -> GroupError:
     """What `asdict` made of it."""
-    found: dict[str, Any] | None = content["fit"]
-    fit = found and Fit(found["rounds"], tuple(found["ridges"]), *(tuple(found[k]) for k in ("fitted", "held_out")))
-    return GroupError(content["before"], content["after"], fit or None)
+    fits = (
+        Fit(found["rounds"], tuple(found["ridges"]), *(tuple(found[part]) for part in ("fitted", "held_out")))
+        for found in content["fits"]
+    )
+    return GroupError(content["before"], content["after"], tuple(fits))
 
 
 @dataclass(frozen=True)

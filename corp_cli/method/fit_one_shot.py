@@ -1,0 +1,99 @@
+"""Stage 3, one shot: values and MLPs that were cut, refitted by what the dense model is given and gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from corp_cli.config.prune import CompensationConfig
+from corp_cli.linalg.fit import Fit
+from corp_cli.method.calibrate import require_finite
+from corp_cli.method.compensate import Errors
+from corp_cli.method.fit_mlp import fit_block
+from corp_cli.method.fit_values import fit_values
+from corp_cli.method.keep import KeptUnits
+from corp_cli.method.observe import joint_moments, observe, with_ridge
+from corp_cli.method.sample import Sample, sampled
+from corp_cli.method.statistics import BlockStatistics
+from corp_cli.method.stream import Stream, advance_dense, enter_block, start_streams
+from corp_cli.models.adapter import attention_weights, blocks_of, mlp_weights, replace_attention
+from corp_cli.models.blocks import Block
+from corp_cli.models.streams import sublayers
+from corp_cli.runtime import console
+
+
+def refits(cfg: CompensationConfig) -> bool:
+    """Whether anything is refitted at all."""
+    return cfg.mlp == "gauss_newton" or cfg.vo == "reduced_rank"
+
+
+@torch.no_grad()
+def fit_every_block(
+    dense: nn.Module,
+    pruned: nn.Module,
+    blocks: tuple[Block, ...],
+    kept: tuple[KeptUnits, ...],
+    errors: Errors,
+    batches: Iterable[Tensor],
+    cfg: CompensationConfig,
+    seed: int,
+) -> tuple[nn.Module, Errors]:
+    """A copy of `pruned` in which all values and MLPs that were cut are refitted; `errors` with what came of it."""
+    pruned, found = copy.deepcopy(pruned), [dict(error) for error in errors]
+    stream = start_streams(dense, blocks, batches, cfg, seed)
+    several = sum(map(len, stream.dense)) > 1
+    for i, block in enumerate(console.track(blocks, "refit", len(blocks))):
+        enter_block(stream, dense, block)
+        attention, mlp = sublayers(dense, block)
+        stream.pruned = list(stream.dense)  # x̂ = x
+        attn, units = kept[i].attn, kept[i].mlp
+        if attn is not None and attn.vo.shape[1] < block.sizes.vo and cfg.vo == "reduced_rank" and several:
+            targets = [seen.target.cpu() for seen in observe(stream, attention, cfg)]
+            fits = fit_attention(stream, dense, pruned, i, block, attn.heads, targets, cfg, seed + i)
+            found[i]["vo"] = replace(found[i]["vo"], fits=fits)
+        else:
+            advance_dense(stream, attention)
+        stream.pruned = list(stream.dense)
+        if units is not None and cfg.mlp == "gauss_newton" and several:
+            fit = fit_cut_mlp(stream, dense, pruned, block, units, cfg, seed + i)
+            found[i]["mlp"] = replace(found[i]["mlp"], fits=(fit,))
+        else:
+            advance_dense(stream, mlp)
+    return pruned.eval(), tuple(found)
+
+
+def fit_attention(
+    stream: Stream,
+    dense: nn.Module,
+    pruned: nn.Module,
+    index: int,
+    block: Block,
+    heads: Tensor,
+    targets: list[Tensor],
+    cfg: CompensationConfig,
+    seed: int,
+) -> tuple[Fit, ...]:
+    """Refit the values of a block of `pruned`, of which `heads` are left, and its proj."""
+    attn, whole = attention_weights(pruned, blocks_of(pruned)[index]), attention_weights(dense, block)
+    heads = heads.to(whole.v.device)
+    whole = replace(whole, v=whole.v[heads], proj=whole.proj[:, heads])
+    fitted, fits = fit_values(stream, pruned, block, attn, whole, targets, cfg, seed)
+    replace_attention(pruned, block, fitted)
+    return fits
+
+
+def fit_cut_mlp(
+    stream: Stream, dense: nn.Module, pruned: nn.Module, block: Block, units: Tensor, cfg: CompensationConfig, seed: int
+) -> Fit:
+    """Refit the MLP of a block of `pruned`, of which `units` are left; meanwhile x advances past the dense one."""
+    mlp, sample = sublayers(dense, block)[1], Sample(cfg.fit_tokens, seed)
+    joint = joint_moments(stream, mlp, sampled(observe(stream, mlp, cfg), sum(map(len, stream.dense)), sample))
+    require_finite(block, BlockStatistics(hidden=joint.every))
+    weights = mlp_weights(pruned, block)
+    outputs = mlp.output.in_features + torch.arange(mlp.output.out_features)
+    how = with_ridge(weights.fc2, joint, cfg, torch.cat([units.cpu(), outputs]).to(weights.fc2.device))
+    return fit_block(stream, pruned, block, weights, sample, how)
