@@ -36,6 +36,8 @@ INGREDIENTS = {
     "best, one ridge for all layers": ["compensation.ridge_lambda=0.1"],
     "best, fc1 as chosen": ["compensation.mlp=affine"],
     "best, fc1 as chosen, one ridge": ["compensation.mlp=affine", "compensation.ridge_lambda=0.1"],
+    "best, values cut too": ["sparsity.vo=0.5"],
+    "best, values cut too, low-rank": ["sparsity.vo=0.5", "compensation.vo=lowrank"],
     "best, three times the tokens": ["compensation.fit_tokens=196608"],
 }
 ON_BUDGET = {
