@@ -12,10 +12,18 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # figures are compared with those of a 
 from corp_cli import commands
 from corp_cli.config.prune import PruneConfig
 from corp_cli.models.bundled import BUNDLED, BundledModel
+from corp_cli.runtime import hub
 from tests.support.tiny import write_tiny
 from tests.support.typed import put_module
 
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test asks the hub; tests/support/hub.py has one that stands in for it."""
+    monkeypatch.setattr(hub, "unreachable", lambda url: "no test asks it")
+    monkeypatch.setattr(hub, "_answers", {})
 
 
 @pytest.fixture(scope="session")

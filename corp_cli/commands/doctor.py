@@ -11,7 +11,6 @@ import shutil
 import sys
 import tempfile
 import time
-import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -27,6 +26,7 @@ from corp_cli.config.prune import DoctorConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
 from corp_cli.runtime import console
+from corp_cli.runtime.hub import in_short, unreachable
 from corp_cli.version import __version__
 
 DISTRIBUTION = "corp-cli"
@@ -35,7 +35,6 @@ STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 OFFLINE = "the bundled model, model.checkpoint=FILE and what is in the hub's cache work without it"
 GIB = 2**30
 LITTLE = 2 * GIB  # of memory or disk
-HUB_SECONDS = 3.0
 IMAGES, RIGHT = 64, 0.9  # of the self-test, and the share that must be right
 
 
@@ -199,16 +198,6 @@ def check_hub() -> Iterator[Check]:
         yield graded("hub", f"{constants.ENDPOINT} is out of reach ({failure})", OFFLINE)
 
 
-def unreachable(url: str) -> str | None:
-    """Why `url` does not answer a HEAD request within HUB_SECONDS; None if it does."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=HUB_SECONDS):
-            return None
-    except Exception as error:  # of many kinds: no route, a proxy, a certificate, not a URL
-        reason = getattr(error, "reason", error)
-        return in_short(reason) if isinstance(reason, Exception) else str(reason)
-
-
 def check_itself() -> Iterator[Check]:
     """Whether the bundled model classifies its images on the device that `device=auto` takes."""
     import torch
@@ -254,11 +243,6 @@ def examine() -> Iterator[Check]:
         except Exception as error:
             name = check.__name__.removeprefix("check_")
             yield Check(name, "problem", f"cannot be checked ({in_short(error)})", "install corp and torch anew")
-
-
-def in_short(error: Exception) -> str:
-    """The first line of an error, after its type where that is all there is."""
-    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def count(number: int, what: str) -> str:

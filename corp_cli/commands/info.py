@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from corp_cli.config.prune import InfoConfig
+from corp_cli.files.fetch import fetched
 from corp_cli.files.manifest import read_manifest
 from corp_cli.models.spec import Counts, Manifest, PrunedSizes
 from corp_cli.runtime import console
@@ -20,7 +21,7 @@ def run(cfg: InfoConfig, output_dir: Path) -> None:
     Raises CorpError for another file.
     """
     path = str(cfg.checkpoint)
-    manifest = read_manifest(path)
+    manifest = read_manifest(fetched(path))
     counts = manifest.counts or _count(path, manifest)
     names = sorted(counts.blocks, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
     table = Table("block", "mlp", "qk", "vo", "heads", title=f"{manifest.model.name} (kept of dense)")

@@ -20,8 +20,9 @@ from corp_cli.config.export import ExportOptions
 from corp_cli.errors import CorpError
 from corp_cli.export.onnx_files import OnnxModel, quantise, slimmed, store_bfloat16, write_onnx
 from corp_cli.export.parity import CLOSE
-from corp_cli.export.timm_entry import WEIGHTS, create, write_config
+from corp_cli.export.timm_entry import create, write_config
 from corp_cli.files.checkpoint import write_checkpoint
+from corp_cli.files.fetch import WEIGHTS
 from corp_cli.measure.results import File, Parity
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.runtime import console

@@ -7,12 +7,12 @@ from typing import Any
 
 import timm
 import torch
-from huggingface_hub import hf_hub_download
 from timm.models import is_model, register_model
 from torch import nn
 
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned
+from corp_cli.files.fetch import WEIGHTS, from_hub
 from corp_cli.files.manifest import read_manifest
 from corp_cli.files.output import write_json
 from corp_cli.models.loading import build
@@ -20,7 +20,6 @@ from corp_cli.models.resize import resize
 from corp_cli.models.spec import ModelSpec
 
 NAME = "corp_pruned"
-WEIGHTS = "model.safetensors"
 
 
 def register() -> None:
@@ -76,7 +75,7 @@ def _weights(source: dict[str, Any], cache_dir: str | Path | None) -> Path:
         return Path(source["file"], WEIGHTS)
     if source.get("hf_hub_id"):
         name, _, revision = source["hf_hub_id"].partition("@")
-        return Path(hf_hub_download(name, WEIGHTS, revision=revision or None, cache_dir=cache_dir))
+        return from_hub(name, revision or None, cache_dir)
     raise CorpError(f"timm.create_model('{NAME}') needs checkpoint=FILE, a pruned.safetensors.")
 
 

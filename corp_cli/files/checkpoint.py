@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from corp_cli.config.images import DataConfig
 from corp_cli.errors import CorpError
+from corp_cli.files.fetch import fetched
 from corp_cli.files.manifest import FORMAT, read_manifest
 from corp_cli.files.tensors import save_whole
 from corp_cli.models.adapter import blocks_of
@@ -85,9 +86,11 @@ def building(path: str | os.PathLike[str], manifest: Manifest) -> Iterator[None]
 def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     """The pruned model in `path`, on the CPU, in eval mode; needs no dense weights, no network and no config.
 
+    `path` may be hf-hub:OWNER/NAME or hf-hub:OWNER/NAME@REVISION, which corp push made; that is fetched once.
     timm's resolve_model_data_config(model) answers with the preprocessing it was calibrated with.
-    Raises CorpError for a file that is not a whole pruned checkpoint.
+    Raises CorpError for a file that is not a whole pruned checkpoint, and for a hub that does not give it.
     """
+    path = fetched(path)
     manifest = read_manifest(path)
     try:
         state = load_file(path)
@@ -120,7 +123,8 @@ def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
 
 def pruned_model(path: str, data: DataConfig | None = None) -> LoadedModel:
     """The model in a pruned checkpoint; `data` overrides its preprocessing. Raises CorpError as `load_pruned` does."""
-    manifest, model = read_manifest(path), load_pruned(path).float()  # images are float32, whatever the file holds
+    file = fetched(path)
+    manifest, model = read_manifest(file), load_pruned(file).float()  # images are float32, whatever the file holds
     require_finite(model)
     if data:
         spec = replace(manifest.model, data=with_overrides(manifest.model.data, data, model))

@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from PIL import Image
@@ -14,6 +15,7 @@ from timm.data import create_dataset
 from corp_cli.errors import CorpError
 from corp_cli.images.decode import FORMATS
 from corp_cli.images.sources import ImageSet, Sample, expand
+from corp_cli.runtime import hub
 
 PACKAGES = {"hfds": "datasets", "hfids": "datasets", "tfds": "tensorflow-datasets", "wds": "webdataset"}
 LABEL_FIELDS = ("targets", "labels", "_labels")  # where torchvision's datasets keep their classes
@@ -71,8 +73,15 @@ def read_dataset(
     prefix = name.partition("/")[0].lower()
     where, place = f"{key}={name}", key.rpartition(".")[0]
     columns = {} if prefix == "torch" else {"input_key": image_key, "target_key": label_key}
+    silence, on_hub = None, PACKAGES.get(prefix) == "datasets"
+    if on_hub:
+        with contextlib.suppress(ImportError):  # it is told what came of asking the hub only where it is there before
+            import_module("datasets")
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # timm prints its own advice
+        with (
+            hub.asked() if on_hub else contextlib.nullcontext() as silence,
+            contextlib.redirect_stdout(io.StringIO()),  # timm prints its own advice
+        ):
             dataset = create_dataset(name, root and str(expand(root)), split=split, input_img_mode="", **columns)
             stream = prefix in ("hfids", "tfds", "wds")
             count = _stream_length(dataset, limit) if stream else len(dataset)
@@ -81,8 +90,9 @@ def read_dataset(
         raise CorpError(f"{where} needs the package {package}; pip install {package}.") from error
     except Exception as error:  # every backend has its own errors
         why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = f"{silence}; {why}" if silence else f"{type(error).__name__}: {why}"
         raise CorpError(
-            f"{where} cannot be opened ({type(error).__name__}: {why}); check the name, {place}.split={split} and "
+            f"{where} cannot be opened ({why}); check the name, {place}.split={split} and "
             f"{place}.root={root or 'null'}, or without a network give a folder of images."
         ) from error
     if count == 0:

@@ -21,6 +21,7 @@ from corp_cli.errors import CorpError
 from corp_cli.images.sources import expand
 from corp_cli.models.image_processors import image_data
 from corp_cli.models.state_dict import read_state_dict
+from corp_cli.runtime import hub
 
 PREFIX = "transformers:"
 FILES = ["*.json", "*.safetensors", "pytorch_model*.bin"]
@@ -124,14 +125,14 @@ def _folder(name: str) -> Path:
         return folder
     if place.count("/") != 1 or place.startswith((".", "/", "~")):
         raise CorpError(f"model.name={name}: there is no folder {place}; give a folder, or owner/name on the hub.")
-    try:
-        return Path(snapshot_download(place, allow_patterns=FILES))
-    except Exception as error:
-        raise CorpError(
-            f"The weights of {name} cannot be fetched ({type(error).__name__}: {str(error).strip().splitlines()[0]}); "
-            "without a network, download the repository elsewhere and give its folder, as in "
-            "model.name=transformers:path/to/folder."
-        ) from error
+    with hub.asked() as silence:
+        try:
+            return Path(snapshot_download(place, allow_patterns=FILES))
+        except Exception as error:
+            raise CorpError(
+                f"The weights of {name} cannot be fetched ({hub.failure(error, silence)}); without a network, "
+                "download the repository elsewhere and give its folder, as in model.name=transformers:path/to/folder."
+            ) from error
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import sys
@@ -23,6 +24,7 @@ from corp_cli.models.huggingface import PREFIX, read_transformers
 from corp_cli.models.preprocess import with_overrides
 from corp_cli.models.spec import DATA_KEYS, LOADING_ARGS, ModelSpec
 from corp_cli.models.state_dict import fit_state_dict, read_state_dict, weights_in
+from corp_cli.runtime import hub
 
 # What may stand before the colon of model.name → timm's reader of its config.json: weights, architecture, arguments.
 SOURCES: dict[str, Callable[[str], tuple[dict[str, Any], str, dict[str, Any]]]] = {
@@ -95,14 +97,17 @@ def _described(cfg: ModelConfig, weights: bool) -> tuple[str, dict[str, Any], di
         raise CorpError(
             f"Unknown model source {source} in model.name={cfg.name}; there are {', '.join(SOURCES)} and transformers."
         )
-    folder = expand(place)
-    try:
-        pretrained_cfg, name, args = SOURCES[source](place if source == "hf-hub" else str(folder))
-        name, args = str(name), dict(args)
-    except Exception as error:
-        if source == "hf-hub":
-            raise _out_of_reach(cfg.name, error) from error
-        raise CorpError(f"model.name={cfg.name} leads to no config.json that timm wrote; check the folder.") from error
+    folder, asked = expand(place), source == "hf-hub"
+    with hub.asked() if asked else contextlib.nullcontext() as silence:
+        try:
+            pretrained_cfg, name, args = SOURCES[source](place if asked else str(folder))
+            name, args = str(name), dict(args)
+        except Exception as error:
+            if asked:
+                raise _not_fetched(cfg.name, error, silence) from error
+            raise CorpError(
+                f"model.name={cfg.name} leads to no config.json that timm wrote; check the folder."
+            ) from error
     if source == "local-dir":
         pretrained_cfg = {key: value for key, value in pretrained_cfg.items() if key not in WEIGHT_SOURCES}
         if weights:
@@ -112,16 +117,20 @@ def _described(cfg: ModelConfig, weights: bool) -> tuple[str, dict[str, Any], di
 
 def _create(name: str, origin: Origin, pretrained: bool) -> Any:
     """The model of `origin`, which the user calls `name`."""
-    try:
-        model: Any = build(origin.timm_name, origin.args, pretrained=pretrained, pretrained_cfg=origin.pretrained_cfg)
-    except CorpError:
-        raise
-    except (TypeError, AssertionError) as error:
-        raise CorpError(f"{name} cannot be built with model.args={origin.args}: {error}.") from error
-    except Exception as error:
-        if not pretrained or name.startswith("local-dir:"):
+    require_known(origin.timm_name, origin.args)
+    described = origin.pretrained_cfg
+    asked = pretrained and "state_dict" not in (described or {})
+    with hub.asked() if asked else contextlib.nullcontext() as silence:
+        try:
+            model: Any = build(origin.timm_name, origin.args, pretrained=pretrained, pretrained_cfg=described)
+        except CorpError:
+            raise
+        except (TypeError, AssertionError) as error:
+            raise CorpError(f"{name} cannot be built with model.args={origin.args}: {error}.") from error
+        except Exception as error:
+            if asked:
+                raise _not_fetched(name, error, silence) from error
             raise CorpError(f"{name} cannot be built: {' '.join(str(error).split())[:400]}") from error
-        raise _out_of_reach(name, error) from error
     if pretrained and not _has_weights(model):
         raise CorpError(f"timm has no pretrained weights for {name}; pass model.checkpoint=FILE or another name.")
     model.pretrained_cfg.pop("state_dict", None)
@@ -129,19 +138,29 @@ def _create(name: str, origin: Origin, pretrained: bool) -> Any:
     return model
 
 
-def _out_of_reach(name: str, error: Exception) -> CorpError:
+def _not_fetched(name: str, error: Exception, silence: str | None) -> CorpError:
+    why = hub.failure(error, silence)
+    if not hub.missing(error):
+        return CorpError(f"The weights of {name} cannot be fetched ({why}); or pass model.checkpoint=FILE.safetensors.")
     return CorpError(
-        f"The weights of {name} cannot be fetched ({type(error).__name__}: {_first_line(error)}); without a "
-        "network, download them elsewhere and pass model.checkpoint=FILE.safetensors, or fill the hub's cache "
-        "(HF_HOME) and set HF_HUB_OFFLINE=1."
+        f"The weights of {name} cannot be fetched ({why}); without a network, download them elsewhere and pass "
+        "model.checkpoint=FILE.safetensors, or fill the hub's cache (HF_HOME) and set HF_HUB_OFFLINE=1."
     )
 
 
 def build(name: str, args: dict[str, Any], **loading: Any) -> nn.Module:
     """timm.create_model of an architecture with `args` of its own; only the caller says what is loaded.
 
-    Raises CorpError for a name that timm does not know, and for an argument that is not one of the architecture.
+    Raises CorpError as `require_known` does.
     """
+    require_known(name, args)
+    model = timm.create_model(name, **args, **loading)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def require_known(name: str, args: dict[str, Any]) -> None:
+    """Raise CorpError for a name that timm does not know, and for an argument that is not one of the architecture."""
     if not timm.is_model(name.partition(".")[0]):
         near = difflib.get_close_matches(name, [*BUNDLED, *timm.list_models()], n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists the names."
@@ -155,9 +174,6 @@ def build(name: str, args: dict[str, Any], **loading: Any) -> nn.Module:
             raise CorpError(
                 f"{name} cannot be built with model.args.{key}, which is no argument of its architecture; {hint}"
             )
-    model = timm.create_model(name, **args, **loading)
-    assert isinstance(model, nn.Module)
-    return model
 
 
 def architecture_args(name: str) -> set[str]:
@@ -179,10 +195,6 @@ def _model_classes(module: Any) -> list[type]:
 def _has_weights(model: nn.Module) -> bool:
     cfg: Any = getattr(model, "pretrained_cfg", None) or {}
     return any(cfg.get(key) for key in ("url", "hf_hub_id", "file", "state_dict"))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
 
 
 def require_finite(model: nn.Module) -> None:

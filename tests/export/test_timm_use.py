@@ -19,6 +19,7 @@ from corp_cli.cli.main import main
 from corp_cli.errors import CorpError
 from corp_cli.export import timm_entry
 from corp_cli.files.checkpoint import load_pruned, write_checkpoint
+from corp_cli.files.fetch import WEIGHTS
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.models.spec import Manifest, ModelSpec
 from tests.models.test_adapter import allowed, prune_half
@@ -81,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dense, model = variants.build("deit3_layer_scale"), pruned("deit3_layer_scale")
     name, args = variants.arguments("deit3_layer_scale")
     spec = ModelSpec(name, args, DATA)
-    write_checkpoint(model, Manifest(spec, pruned_sizes(model, dense), {}, ""), path / timm_entry.WEIGHTS)
+    write_checkpoint(model, Manifest(spec, pruned_sizes(model, dense), {}, ""), path / WEIGHTS)
     timm_entry.write_config(spec, path)
     return path
 
@@ -112,12 +113,12 @@ def test_checkpoint_for_timm_with_a_new_head_and_stochastic_depth(folder: Path) 
 def test_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
 
-    def download(name: str, file: str, revision: str | None, cache_dir: str | None) -> str:
+    def download(name: str, file: str, revision: str | None, **_: Any) -> str:
         asked.append((name, file, revision))
         return str(folder / file)
 
     config = json.loads((folder / "config.json").read_text())
-    monkeypatch.setattr(timm_entry, "hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.setattr("timm.models._hub.download_from_hf", lambda *_, **__: folder / "config.json")
     corp_cli.register()
     model: nn.Module = timm.create_model("hf-hub:me/pruned@v1", pretrained=True)
