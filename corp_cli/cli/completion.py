@@ -50,17 +50,18 @@ UNINSTALL = {
     "fish": "complete -e -c corp; functions -e _corp_complete",
 }
 FLAGS = ("--help", "--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--hydra-help")
-OWN_FLAGS = {"check": ("--against",), "prune": ("--dry-run",)}
+OWN_FLAGS = {"check": ("--against",), "prune": ("--dry-run",), "push": ("--dry-run",)}
 PATH_KEYS = (
     *(f"calibration.{key}" for key in ("path", "root", "cache")),
     *(f"evaluation.{key}" for key in ("path", "root", "labels", "class_map")),
-    *("model.checkpoint", "sparsity.plan", "checkpoint", "report", "against", "junit", "markdown"),
+    *("model.checkpoint", "sparsity.plan", "checkpoint", "folder", "report", "against", "junit", "markdown"),
 )
 VALUES = {
     **{f"ranker.{group}": choices for group, choices in RANKERS.items()},
     **{f"compensation.{group}": choices for group, choices in COMPENSATIONS.items()},
     "data.interpolation": INTERPOLATIONS,
     "data.crop_mode": CROP_MODES,
+    "private": ("true", "false"),
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtypes": [f"[{dtype}]" for dtype in DTYPES],
     "format": FORMATS,
@@ -102,11 +103,8 @@ def candidates(line: str, commands: Sequence[str]) -> list[str]:
         return [f"{key}={path}" for path in _paths(value)]
     if equals and key in VALUES:
         return [f"{key}={choice}" for choice in VALUES[key] if choice.startswith(value)]
-    if command == "check":  # whose report needs no key
-        from corp_cli.cli.hydra_app import spelled_out
-
-        return [*_hydra_candidates(command, spelled_out(words), word), *_paths(word)]
-    return _hydra_candidates(command, [word for word in words if word not in OWN_FLAGS.get(command, ())], word)
+    found = _hydra_candidates(command, [one for one in words if one != "--dry-run"], word)
+    return [*found, *_paths(word)] if command == "check" else found  # its report needs no key
 
 
 def _paths(start: str) -> list[str]:
@@ -119,9 +117,9 @@ def _hydra_candidates(command: str, words: list[str], word: str) -> list[str]:
     from dataclasses import fields
 
     from corp_cli.cli import hydra_private
-    from corp_cli.cli.hydra_app import config_loader, fits, parse_flags
+    from corp_cli.cli.hydra_app import BARE, config_loader, fits, parse_flags, spelled_out
 
-    flags = parse_flags(command, words)
+    flags = parse_flags(command, spelled_out(command, words) if command in BARE else words)
     loader = config_loader(flags.config_dir)
     found = hydra_private.candidates(loader, flags.config_name or command, [*flags.overrides, word])
     known = {item.name for item in fields(COMMANDS[command].schema)}

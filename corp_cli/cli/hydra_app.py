@@ -28,6 +28,9 @@ from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
 
+BARE = {"check": "report", "push": "repo"}  # command → the key of the word that needs none
+DRY = ("prune", "push")  # the commands that know --dry-run
+
 
 @dataclass(frozen=True)
 class Ground:
@@ -56,25 +59,27 @@ def parse_flags(command: str, args: Sequence[str]) -> Namespace:
     return flags
 
 
-def spelled_out(args: Sequence[str]) -> list[str]:
-    """The `args` of corp check as overrides: FILE is report=FILE, and --against FILE is against=FILE."""
+def spelled_out(command: str, args: Sequence[str]) -> list[str]:
+    """The `args` of a command as overrides: a bare word gets its key, and --against FILE is against=FILE."""
     words, rest = [], iter(args)
     for word in rest:
         flag, equals, path = word.partition("=")
-        if flag == "--against":
+        if command == "check" and flag == "--against":
             path = path if equals else next(rest, "")
             if not path or path.startswith("-"):
                 raise CorpError("--against needs a file, as in corp check report.json --against baseline.json")
             word = f"against={quoted(path)}"
         words.append(word)
-    bare = [word for word in parse_flags("check", words).overrides if "=" not in word and not word.startswith("~")]
-    if len(bare) > 1:
+    bare = [word for word in parse_flags(command, words).overrides if "=" not in word and not word.startswith("~")]
+    if len(bare) > 1 and command == "check":
         raise CorpError(f"corp check looks at one report at a time; name the baseline as --against {bare[1]}")
-    return [f"report={quoted(word)}" if word in bare else word for word in words]
+    if len(bare) > 1:
+        raise CorpError(f"corp {command} takes one {BARE[command]}; is {bare[1]} meant as checkpoint={bare[1]}?")
+    return [f"{BARE[command]}={quoted(word)}" if word in bare else word for word in words]
 
 
 def dry(args: Sequence[str]) -> list[str]:
-    """The `args` of corp prune, with --dry-run spelled out as dry_run=true; then Hydra writes no files either."""
+    """The `args` of a command of DRY, with --dry-run spelled out as dry_run=true; then Hydra writes no files either."""
     words = ["dry_run=true" if arg == "--dry-run" else arg for arg in args]
     nothing = ["hydra.output_subdir=null", "hydra/job_logging=none"]
     return [*words, *nothing] if "dry_run=true" in words else words

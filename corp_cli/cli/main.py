@@ -36,6 +36,7 @@ Examples:
   corp prune -m sparsity.joint=0.25,0.5,0.75                 one run per value
   corp bench checkpoint=FILE                                 what the pruning gained in speed
   corp export checkpoint=FILE                                an ONNX file, which needs no corp
+  corp push OWNER/NAME checkpoint=FILE                       share it on the Hugging Face hub
   corp check report.json --against baseline.json             fail where a result is worse than another
   corp info checkpoint=FILE                                  the pruned.safetensors of a run
   corp doctor                                                whether corp can work on this machine
@@ -189,10 +190,10 @@ def run_command(command: str, args: Sequence[str]) -> int:
 
     console.lost()
     require_place()
-    if command == "check":
-        args = hydra_app.spelled_out(args)
-    if command == "prune":
+    if command in hydra_app.DRY:
         args = hydra_app.dry(args)
+    if command in hydra_app.BARE:
+        args = hydra_app.spelled_out(command, args)
     flags = hydra_app.parse_flags(command, args)
     resumed = saved.resume(flags) if command == "prune" else None
     config = resumed or saved.take_config(flags)

@@ -7,6 +7,7 @@ from typing import Any
 
 from corp_cli.config.gate import CheckConfig
 from corp_cli.config.prune import BenchConfig, DoctorConfig, EvaluateConfig, ExportConfig, InfoConfig, PruneConfig
+from corp_cli.config.push import PushConfig
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ COMMANDS = {
     "export": Command(
         "write a checkpoint as ONNX, torch.export or TorchScript, and compare it with the model", ExportConfig
     ),
+    "push": Command("share a checkpoint on the Hugging Face hub, with a model card", PushConfig, writes_folder=False),
     "check": Command("compare a report with a baseline, and fail where it is worse", CheckConfig, writes_folder=False),
     "info": Command("describe a pruned checkpoint", InfoConfig, writes_folder=False),
     "doctor": Command(

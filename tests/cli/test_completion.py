@@ -50,6 +50,12 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
         ("corp check photos/a.jpg --against photos/a", ["photos/a.jpg"]),
         ("corp check photos/a.jpg --against b.json gate.top1", ["gate.top1_drop="]),
         ("corp check gate=s", ["gate=strict"]),
+        ("corp pu", ["push"]),
+        ("corp push me/small che", ["checkpoint="]),
+        ("corp push --dr", ["--dry-run"]),
+        ("corp push me/small --dry-run checkpoint=a priv", ["private="]),
+        ("corp push me/small folder=ph", ["folder=photos/"]),
+        ("corp push private=f", ["private=false"]),
         ("corp info checkpoint=photos/", ["checkpoint=photos/a.jpg", "checkpoint=photos/model/"]),
     ],
 )

@@ -268,6 +268,9 @@ COMMANDS = [
         ("gate.max_top1_drop needs labels",),
         photos,
     ),
+    Case("push nothing", ["push"], ("corp push owner/name checkpoint=",)),
+    Case("push a missing file", ["push", "me/x", "checkpoint=nope", "folder=y", "--dry-run"], ("nope does not exist",)),
+    Case("info of what the cache lacks", ["info", "checkpoint=hf-hub:corp-no/such"], ("HF_HUB_OFFLINE", "=FILE")),
     Case("info of nothing", ["info"], ("corp info checkpoint=",)),
     Case("info of dense weights", ["info", f"checkpoint={WEIGHTS}"], ("not written by corp prune",)),
 ]
