@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -104,7 +105,7 @@ def _described(cfg: ModelConfig, weights: bool) -> tuple[str, dict[str, Any], di
             name, args = str(name), dict(args)
         except Exception as error:
             if asked:
-                raise _not_fetched(cfg.name, error, silence) from error
+                raise _not_fetched(cfg.name, hub.failure(error, silence), hub.missing(error)) from error
             raise CorpError(
                 f"model.name={cfg.name} leads to no config.json that timm wrote; check the folder."
             ) from error
@@ -121,6 +122,8 @@ def _create(name: str, origin: Origin, pretrained: bool) -> Any:
     described = origin.pretrained_cfg
     asked = pretrained and "state_dict" not in (described or {})
     with hub.asked() if asked else contextlib.nullcontext() as silence:
+        if silence and _lacks_weights(origin):
+            raise _not_fetched(name, hub.not_held(silence))
         try:
             model: Any = build(origin.timm_name, origin.args, pretrained=pretrained, pretrained_cfg=described)
         except CorpError:
@@ -129,7 +132,7 @@ def _create(name: str, origin: Origin, pretrained: bool) -> Any:
             raise CorpError(f"{name} cannot be built with model.args={origin.args}: {error}.") from error
         except Exception as error:
             if asked:
-                raise _not_fetched(name, error, silence) from error
+                raise _not_fetched(name, hub.failure(error, silence), hub.missing(error)) from error
             raise CorpError(f"{name} cannot be built: {' '.join(str(error).split())[:400]}") from error
     if pretrained and not _has_weights(model):
         raise CorpError(f"timm has no pretrained weights for {name}; pass model.checkpoint=FILE or another name.")
@@ -138,9 +141,22 @@ def _create(name: str, origin: Origin, pretrained: bool) -> Any:
     return model
 
 
-def _not_fetched(name: str, error: Exception, silence: str | None) -> CorpError:
-    why = hub.failure(error, silence)
-    if not hub.missing(error):
+def _lacks_weights(origin: Origin) -> bool:
+    """Whether nothing of the repository that timm would take the weights from is in the hub's cache.
+
+    timm would find that out after it has made the whole model. False where it may take them from elsewhere.
+    """
+    about = origin.pretrained_cfg
+    if about is None:
+        with contextlib.suppress(RuntimeError):  # of a tag that timm does not know: building the model says so
+            found = timm.get_pretrained_cfg(origin.timm_name)
+            about = vars(found) if found else None
+    repository = str((about or {}).get("hf_hub_id") or "")
+    return bool(repository) and not hub.held(repository) and not os.environ.get("TIMM_USE_OLD_CACHE")
+
+
+def _not_fetched(name: str, why: str, missing: bool = True) -> CorpError:
+    if not missing:
         return CorpError(f"The weights of {name} cannot be fetched ({why}); or pass model.checkpoint=FILE.safetensors.")
     return CorpError(
         f"The weights of {name} cannot be fetched ({why}); without a network, download them elsewhere and pass "

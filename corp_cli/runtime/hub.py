@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 SECONDS = 8.0  # for the hub to answer; the client's own variable HF_HUB_ETAG_TIMEOUT sets another number
@@ -52,6 +53,15 @@ def silent() -> str | None:
     return silence and f"{endpoint} is out of reach: {silence}"
 
 
+def held(repository: str) -> bool:
+    """Whether the cache of the hub's client holds any file of `repository`, which may name a revision behind an @."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    name = repo_folder_name(repo_id=repository.partition("@")[0], repo_type="model")
+    return any(Path(constants.HF_HUB_CACHE, name, "snapshots").glob("*/*"))
+
+
 def unreachable(url: str) -> str | None:
     """Why `url` does not answer the hub's client; None where it does, whatever it says.
 
@@ -93,6 +103,11 @@ def missing(error: Exception) -> bool:
     return isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled)
 
 
+def not_held(silence: str) -> str:
+    """Why there is nothing to be had, where `asked` yielded `silence`."""
+    return f"{silence}, and it is not in the cache"
+
+
 def failure(error: Exception, silence: str | None) -> str:
     """In a few words, why the hub did not give what it was asked for; `silence` is what `asked` yielded."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]  # their old and new place
@@ -103,7 +118,7 @@ def failure(error: Exception, silence: str | None) -> str:
     )
 
     if silence is not None and missing(error):
-        return f"{silence}, and it is not in the cache"
+        return not_held(silence)
     if isinstance(error, GatedRepoError):
         return "it is gated: accept its terms on its page of the hub and log in with `hf auth login`"
     if isinstance(error, RepositoryNotFoundError):

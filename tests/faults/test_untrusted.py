@@ -24,6 +24,7 @@ from corp_cli.files.manifest import read_manifest
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loading import architecture_args, build, load_dense
 from corp_cli.models.spec import LOADING_ARGS, ModelSpec
+from corp_cli.runtime import hub
 from tests.faults.untrusted import DATA, VIT, evil, with_args
 from tests.support import variants
 from tests.support.variants import logits
@@ -81,6 +82,7 @@ def test_a_pickle_on_the_hub(canary: Path, monkeypatch: pytest.MonkeyPatch) -> N
         return str(folder / filename)
 
     monkeypatch.setattr("timm.models._hub.hf_hub_download", download)
+    monkeypatch.setattr(hub, "unreachable", lambda url: None)
     with pytest.raises(CorpError, match=r"cannot be fetched \(RuntimeError: weights_only=True blocked"):
         load_dense(ModelConfig("hf-hub:some/model"))
 

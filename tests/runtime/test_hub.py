@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import timm
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 
 from corp_cli.config.prune import ModelConfig
@@ -143,6 +144,24 @@ def test_the_client_is_online_again_after_an_error(monkeypatch: pytest.MonkeyPat
         fail()
     assert seen == [True]
     assert not constants.HF_HUB_OFFLINE
+
+
+def test_no_model_is_made_for_weights_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def make(name: str, **_: Any) -> None:
+        made.append(name)
+        raise RuntimeError("made")
+
+    monkeypatch.setattr("timm.create_model", make)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CorpError, match=r"out of reach: .*, and it is not in the cache\); without a network"):
+        load_dense(ModelConfig("deit3_huge_patch14_224"))
+    assert made == []
+    put_in_cache(timm.get_pretrained_cfg("deit3_huge_patch14_224").hf_hub_id, "model.safetensors", "")
+    with pytest.raises(CorpError, match="RuntimeError: made"):
+        load_dense(ModelConfig("deit3_huge_patch14_224"))
+    assert made == ["deit3_huge_patch14_224"]
 
 
 def refusal(*asked: Any, **how: Any) -> str:
