@@ -71,6 +71,8 @@ def read_dataset(
     prefix = name.partition("/")[0].lower()
     where, place = f"{key}={name}", key.rpartition(".")[0]
     columns = {} if prefix == "torch" else {"input_key": image_key, "target_key": label_key}
+    if prefix == "torch" and root is None:
+        raise CorpError(f"{where} needs {place}.root=FOLDER, the one that it was downloaded to.")
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # timm prints its own advice
             dataset = create_dataset(name, root and str(expand(root)), split=split, input_img_mode="", **columns)
@@ -81,6 +83,10 @@ def read_dataset(
         raise CorpError(f"{where} needs the package {package}; pip install {package}.") from error
     except Exception as error:  # every backend has its own errors
         why = " ".join(str(error).split())[:200] or type(error).__name__
+        if "download=True" in why:
+            arguments = f"'{name}', '{root}', split='{split}', download=True"
+            command = f'python -c "import timm.data; timm.data.create_dataset({arguments})"'
+            raise CorpError(f"{where} is not in {place}.root={root}; download it first: {command}") from error
         raise CorpError(
             f"{where} cannot be opened ({type(error).__name__}: {why}); check the name, {place}.split={split} and "
             f"{place}.root={root or 'null'}, or without a network give a folder of images."
