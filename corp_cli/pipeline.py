@@ -44,6 +44,7 @@ from corp_cli.sizes.curves import Curve, damage_curves
 from corp_cli.sizes.plan import MeasureCurves, SizePlan, choose_sizes
 from corp_cli.sizes.plan_file import plan_text
 
+STAGES = ("load", "calibrate", "rank", "plan", "compensate", "evaluate", "export")
 UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")
 
 
@@ -63,7 +64,7 @@ def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None, cache
     Raises CorpError for anything that the user can put right.
     """
     folder = None if output_dir is None else Path(output_dir)
-    watch, warnings = Stopwatch(), collect_warnings()
+    watch, warnings = Stopwatch(STAGES), collect_warnings()
     with watch("load"):
         work = prepare_run(cfg, folder)
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images

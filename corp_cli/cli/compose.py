@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,6 +40,11 @@ def register() -> None:
     OmegaConf.register_new_resolver("slug", slug, replace=True)
 
 
+def open_args(overrides: Iterable[str]) -> list[str]:
+    """`overrides`, with those of model.args, which holds any key, as Hydra wants keys that are not there yet."""
+    return [f"++{one}" if re.match(r"model\.args[.=]", one) else one for one in overrides]
+
+
 def load_config(*overrides: str) -> PruneConfig:
     """The config that `corp prune <overrides>` runs with; raises CorpError where that command would."""
     from hydra import compose, initialize_config_dir
@@ -52,7 +57,7 @@ def load_config(*overrides: str) -> PruneConfig:
         initialize_config_dir(config_dir=str(config_dir().resolve()), version_base="1.3"),
         plain_errors("prune", overrides, GlobalHydra.instance().config_loader()),
     ):
-        return typed(compose(config_name="prune", overrides=list(overrides)), PruneConfig)
+        return typed(compose(config_name="prune", overrides=open_args(overrides)), PruneConfig)
 
 
 def typed(cfg: DictConfig, schema: type[Config]) -> Config:

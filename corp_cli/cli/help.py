@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
+import textwrap
 from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 from string import Template
-from typing import Iterator
+from typing import Iterable, Iterator
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
@@ -28,34 +30,67 @@ def help_text(command: str, flags: Namespace, loader: ConfigLoader) -> str:
         cfg = loader.load_configuration(flags.config_name or command, flags.overrides, RunMode.RUN)
     known = {item.name for item in fields(COMMANDS[command].schema)}
     groups = [group for group in loader.get_group_options("", ObjectType.GROUP) if group in known]
-    listed = []
+    width = min(120, max(80, shutil.get_terminal_size().columns))
+    listed: list[str] = []
     for group in sorted(groups):
-        choices = [one for one in loader.get_group_options(group) if fits(command, group, one, loader)]
-        listed.append(f"  {group}: {', '.join(choices)}")
-    keys = explained(OmegaConf.to_yaml(task_part(cfg), resolve=flags.resolve), comments(command, cfg, loader))
+        listed.append(f"  {group}:")
+        for choice in loader.get_group_options(group):
+            if fits(command, group, choice, loader):
+                listed += beside(f"    {choice}", purpose(f"{group}/{choice}.yaml", loader), 18, width)
+    yaml = OmegaConf.to_yaml(task_part(cfg), resolve=flags.resolve)
+    keys = explained(yaml, comments(command, groups, cfg, loader), width)
     template = Template(cfg.hydra.help.template)
     return template.safe_substitute(APP_CONFIG_GROUPS="\n".join(listed), CONFIG="\n".join(keys))
 
 
-def explained(yaml: str, notes: dict[str, str]) -> Iterator[str]:
+def beside(text: str, note: str, column: int, width: int, mark: str = "  ") -> list[str]:
+    """`text` with `note` behind it from a column on, in as many lines as it takes."""
+    room = max(30, width - column - len(mark))
+    lines = textwrap.wrap(note, room, break_long_words=False, break_on_hyphens=False) or [""]
+    starts = [text, *[""] * (len(lines) - 1)]
+    return [f"{start:<{column}}{mark}{line}".rstrip() for start, line in zip(starts, lines, strict=True)]
+
+
+def explained(yaml: str, notes: dict[str, str], width: int) -> Iterator[str]:
     """The lines of `yaml`, two spaces further in, those of a dotted key in `notes` with its note behind."""
     parent = ""
     for line in yaml.splitlines():
-        if not line.startswith(" "):
-            parent = f"{line[:-1]}." if line.endswith(":") else ""
-        note = notes.get(parent + line.strip().partition(":")[0])
-        yield f"  {line:<26}  # {note}" if note else f"  {line}"
+        inner, name = line.startswith(" "), line.strip().partition(":")[0]
+        if not inner:
+            parent = f"{name}." if line.endswith(":") else ""
+        note = notes.get(f"{parent}{name}" if inner else name)
+        yield from beside(f"  {line}", note, 28, width, "  # ") if note else [f"  {line}"]
 
 
-def comments(command: str, cfg: DictConfig, loader: ConfigLoader) -> dict[str, str]:
-    """dotted key → the comment behind it in the YAML file, of those `cfg` is made of, that sets it."""
+def purpose(file: str, loader: ConfigLoader) -> str:
+    """The first sentence of what the YAML `file` says of itself."""
+    for path in paths_of(file, loader):
+        said = [line[2:] for line in path.read_text("utf-8").splitlines() if line.startswith("# ")]
+        return " ".join(line for line in said[:3] if not line.startswith("@")).partition(". ")[0].rstrip(".")
+    return ""
+
+
+def comments(command: str, groups: Iterable[str], cfg: DictConfig, loader: ConfigLoader) -> dict[str, str]:
+    """dotted key → the comment behind it in the YAML file, of those `cfg` is made of, that sets it.
+
+    Of a group from which nothing is chosen, the first file that explains a key does.
+    """
+    choices = {group: choice for group, choice in cfg.hydra.runtime.choices.items() if choice}
     files = {f"{command}.yaml": ""}
-    files |= {f"{group}/{choice}.yaml": f"{group}." for group, choice in cfg.hydra.runtime.choices.items()}
+    files |= {f"{group}/{choice}.yaml": f"{group}." for group, choice in choices.items()}
+    for group in set(groups) - set(choices):
+        files |= {f"{group}/{choice}.yaml": f"{group}." for choice in reversed(loader.get_group_options(group))}
     notes = {}
-    for source in loader.get_sources():
-        for name, parent in files.items():
-            path = Path(source.path, name)
-            if source.scheme() == "file" and path.is_file():
-                found = re.findall(r"^(\w+):.*?  # (.+)$", path.read_text("utf-8"), re.MULTILINE)
-                notes.update({parent + key: note for key, note in found})
+    for name, parent in files.items():
+        for path in paths_of(name, loader):
+            text = path.read_text("utf-8")
+            within = "" if text.startswith("# @package _global_") else parent
+            found = re.findall(r"^(\w+):.*?  # (.+(?:\n# .+)*)$", text, re.MULTILINE)
+            notes.update({within + key: note.replace("\n# ", " ") for key, note in found})
     return notes
+
+
+def paths_of(file: str, loader: ConfigLoader) -> list[Path]:
+    """Where a config file is, in corp's own folder and in that of --config-dir."""
+    places = [Path(source.path, file) for source in loader.get_sources() if source.scheme() == "file"]
+    return [path for path in places if path.is_file()]

@@ -21,9 +21,10 @@ from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from corp_cli.cli.compose import config_dir, register, typed
+from corp_cli.cli import meant
+from corp_cli.cli.compose import config_dir, open_args, register, typed
 from corp_cli.cli.hydra_private import args_parser, keys_of_choice, make_loader, sweep_jobs
-from corp_cli.cli.messages import plain_errors
+from corp_cli.cli.messages import keys_of, plain_errors
 from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
@@ -49,10 +50,13 @@ def parse_flags(command: str, args: Sequence[str]) -> Namespace:
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            flags = args_parser().parse_intermixed_args(args)
+            flags = args_parser().parse_intermixed_args(open_args(args))
     except SystemExit:
         said = complaint.getvalue().rpartition("error: ")[2].strip()
-        raise CorpError(f"{said[:1].upper()}{said[1:]}; see corp {command} --help") from None
+        known = keys_of(command)
+        typed = meant.flag(said, args, [*dict.fromkeys(key.partition(".")[0] for key in known), *known])
+        hint = f"write {typed}" if typed else f"see corp {command} --help"
+        raise CorpError(f"{said[:1].upper()}{said[1:]}; {hint}") from None
     for name in ("config_path", "experimental_rerun"):
         if getattr(flags, name) is not None:
             raise CorpError(f"corp has no --{name.replace('_', '-')}; --config-dir adds a folder of configs.")

@@ -14,6 +14,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 from yaml import MarkedYAMLError
 
+from corp_cli.cli import meant
 from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError
 
@@ -35,7 +36,7 @@ def plain_errors(command: str, overrides: Sequence[str], loader: ConfigLoader) -
 def explain(error: Exception, command: str, overrides: Sequence[str], loader: ConfigLoader) -> str:
     """The sentence for `error`: what is wrong, by name, and what to do."""
     if isinstance(error, OverrideParseException):
-        return _unreadable(error.override, command)
+        return _unreadable(error.override, command, overrides, loader)
     if isinstance(error, MissingConfigException) and error.options is None:
         return _missing_config(error, loader)
     if isinstance(error, MissingConfigException) or type(error) is ValueError:
@@ -95,13 +96,17 @@ def _one_of(words: Iterable[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def _unreadable(override: str, command: str) -> str:
+def _unreadable(override: str, command: str, overrides: Sequence[str], loader: ConfigLoader) -> str:
     key, equals, value = override.partition("=")
+    if whole := meant.without_spaces(override, overrides):
+        return f"{override} is cut short by a space; write {whole}"
     if equals and key.strip():
         return f"{override} cannot be read; quote the value: '{key}=\"{value}\"'."
     hint = close_match(override, keys_of(command)) or f"; see corp {command} --help"
     if command in ("info", "bench", "export"):
         hint = f"; write checkpoint={override}"
+    elif typed := meant.bare(override, keys_of(command), loader):
+        hint = f"; write {typed}"
     return f"'{override}' is not of the form key=value{hint}"
 
 
@@ -128,20 +133,18 @@ def _wrong_choice(group: str, choice: str, options: Sequence[str], command: str)
 def _unknown_key(key: str, overrides: Sequence[str], command: str, loader: ConfigLoader) -> str:
     if key.startswith("hydra"):
         return f"Hydra has no setting {key}; see corp {command} --hydra-help"
-    given = next((override for override in overrides if override.startswith(key)), key)
     parent, _, leaf = key.rpartition(".")
     keys = keys_of(command)
     if not keys:
+        given = next((override for override in overrides if override.startswith(key)), key)
         return f"corp {command} takes no keys; leave out {given}."
-    if parent in keys:  # a free-form dictionary such as model.args
-        return f"{parent} holds no {leaf} yet; write +{given} to add it."
-    groups = {known.partition(".")[0] for known in keys if "." in known}
+    groups = sorted({known.partition(".")[0] for known in keys if "." in known})
     unknown = f"corp {command} has no key {key}"
-    if same_leaf := [known for known in keys if known.rpartition(".")[2] == leaf]:
-        return f"{unknown}; did you mean {_one_of(same_leaf)}?"
     siblings = [known for known in keys if parent and known.startswith(f"{parent}.")]
-    near = close_match(key, siblings or [*groups, *keys], cutoff=0.75 if siblings else 0.6)
-    return unknown + (near or f"; use one of {', '.join(siblings or keys)}.")
+    found = meant.near(key, siblings or [*groups, *keys], most=1 if siblings else 3)
+    if found := found or meant.near(leaf, keys, most=3):
+        return f"{unknown}; did you mean {_one_of(found)}?"
+    return unknown + (f"; use one of {', '.join(siblings)}." if siblings else f"; corp {command} --help lists all.")
 
 
 def _refused_value(override: str, cause: BaseException | None, command: str, loader: ConfigLoader) -> str:

@@ -20,7 +20,7 @@ FIGURES = {  # of the table: heading → the field of Row, and how it is shown
     "parameters": ("parameters", "{:,}"),
     "MACs": ("macs", "{:,}"),
     "top-1": ("top1", "{:.1f}%"),
-    "KL": ("kl", "{:.3f}"),
+    "KL": ("kl", "{:.3g}"),
     "images/s": ("images_per_second", "{:.0f}"),
 }
 CACHE = ".shared"  # of the jobs, in the folder of the multirun while it lasts

@@ -41,7 +41,7 @@ ROWS = (
     ("loss", "loss", "{:.3f}"),
     ("calibration error", "calibration_error", "{:.1f}%"),
     ("agreement", "agreement", "{:.1f}%"),
-    ("KL to reference", "kl", "{:.3f}"),
+    ("KL to reference", "kl", "{:.3g}"),
     ("k-NN top-1", "knn_top1", "{:.1f}%"),
     ("cosine to reference", "cosine", "{:.4f}"),
     ("CKA with reference", "cka", "{:.4f}"),

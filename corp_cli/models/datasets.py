@@ -73,6 +73,8 @@ def read_dataset(
     prefix = name.partition("/")[0].lower()
     where, place = f"{key}={name}", key.rpartition(".")[0]
     columns = {} if prefix == "torch" else {"input_key": image_key, "target_key": label_key}
+    if prefix == "torch" and root is None:
+        raise CorpError(f"{where} needs {place}.root=FOLDER, the one that it was downloaded to.")
     silence, on_hub = None, PACKAGES.get(prefix) == "datasets"
     if on_hub:
         with contextlib.suppress(ImportError):  # it is told what came of asking the hub only where it is there before
@@ -90,6 +92,10 @@ def read_dataset(
         raise CorpError(f"{where} needs the package {package}; pip install {package}.") from error
     except Exception as error:  # every backend has its own errors
         why = " ".join(str(error).split())[:200] or type(error).__name__
+        if "download=True" in why:
+            arguments = f"'{name}', '{root}', split='{split}', download=True"
+            command = f'python -c "import timm.data; timm.data.create_dataset({arguments})"'
+            raise CorpError(f"{where} is not in {place}.root={root}; download it first: {command}") from error
         why = f"{silence}; {why}" if silence else f"{type(error).__name__}: {why}"
         raise CorpError(
             f"{where} cannot be opened ({why}); check the name, {place}.split={split} and "

@@ -178,7 +178,8 @@ def build(name: str, args: dict[str, Any], **loading: Any) -> nn.Module:
 def require_known(name: str, args: dict[str, Any]) -> None:
     """Raise CorpError for a name that timm does not know, and for an argument that is not one of the architecture."""
     if not timm.is_model(name.partition(".")[0]):
-        near = difflib.get_close_matches(name, [*BUNDLED, *timm.list_models()], n=3)
+        near = [one for one in timm.list_models() if one.startswith(name)][:3]
+        near = near or difflib.get_close_matches(name, [*BUNDLED, *timm.list_models()], n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists the names."
         raise CorpError(f"model.name={name} is neither a bundled model nor a timm model; {hint}")
     known = architecture_args(name)

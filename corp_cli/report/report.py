@@ -25,6 +25,7 @@ from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.prepare import Work
 from corp_cli.report.schema import (
     Bad,
+    DamageCurve,
     Data,
     Error,
     Images,
@@ -40,9 +41,11 @@ from corp_cli.report.schema import (
     Sparsity,
 )
 from corp_cli.runtime.environment import environment, peak_memory_mib
+from corp_cli.sizes.curves import Curve
 from corp_cli.sizes.plan import SizePlan
 
 NAMED = 20  # bad images that a report names
+CURVE_POINTS = 33  # of a damage curve: enough to draw it, and a report stays small
 
 
 def data_of(spec: ModelSpec) -> Data:
@@ -113,6 +116,13 @@ def refits(errors: dict[str, GroupError], group: str) -> list[Refit]:
     return [Refit(fit.rounds, list(fit.ridges), Error(*fit.fitted), Error(*fit.held_out)) for fit in found]
 
 
+def damage_curve(curve: Curve, blocks: tuple[Block, ...]) -> DamageCurve:
+    """`curve` at no more than CURVE_POINTS sizes, dense among them."""
+    dense = len(curve.damage) - 1
+    sizes = sorted(range(dense, -1, -max(1, -(-dense // (CURVE_POINTS - 1)))))
+    return DamageCurve(blocks[curve.block].name, curve.group, sizes, [float(curve.damage[size]) for size in sizes])
+
+
 def make_report(
     cfg: PruneConfig,
     work: Work,
@@ -142,6 +152,7 @@ def make_report(
             list(plan.merge) or None,
             plan.predicted_kl,
             plan.predicted_speedup,
+            [damage_curve(curve, before) for curve in plan.curves],
         ),
         calibration=image_facts(images.calibration, images.calibrated),
         evaluation=PruneEvaluation(

@@ -114,6 +114,16 @@ class Size:
 
 
 @dataclass(frozen=True)
+class DamageCurve:
+    """What a budget expected of cutting one group of one block to each of `sizes`; of "tokens", those that are left."""
+
+    block: str
+    group: str
+    sizes: list[int]
+    damage: list[float]  # nats per image, or 1 - cos of the features
+
+
+@dataclass(frozen=True)
 class Sparsity:
     """What was to be removed, and what was."""
 
@@ -124,6 +134,7 @@ class Sparsity:
     merged_tokens: list[int] | None
     predicted_kl: float | None
     predicted_speedup: float | None
+    curves: list[DamageCurve]
 
 
 @dataclass(frozen=True)

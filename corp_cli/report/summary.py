@@ -12,7 +12,7 @@ from corp_cli.runtime import console
 
 FIDELITY = (
     ("agreement", "agreement", "{:.1f}%"),
-    ("kl", "KL to dense", "{:.3f}"),
+    ("kl", "KL to dense", "{:.3g}"),
     ("cosine", "cosine to dense", "{:.4f}"),
     ("cka", "CKA with dense", "{:.4f}"),
 )

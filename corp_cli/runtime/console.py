@@ -7,19 +7,21 @@ import logging
 import os
 import time
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 
 T = TypeVar("T")
 PLAIN_SECONDS = 30.0  # between two lines of progress where there is no terminal
 _collected: ContextVar[list[str] | None] = ContextVar("warnings of the run", default=None)
+_bar: ContextVar[Bar | None] = ContextVar("bar of the stage", default=None)
+_place: ContextVar[str] = ContextVar("stage of the run", default="")
 _log = logging.getLogger(__name__)
 
 
@@ -99,29 +101,80 @@ def collect_warnings() -> list[str]:
 
 def track(items: Iterable[T], description: str, total: int, each: int = 1) -> Iterator[T]:
     """`items`, which do `each` of `total` units of work: a bar with the time left on a terminal, else plain lines."""
-    console = err()
-    # FORCE_COLOR asks for colours in a file, but a bar would fill it with control characters.
-    if not (console.is_interactive and console.file.isatty()):
-        yield from _track_plainly(items, description, total, each)
-        return
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(description, total=total)
+    with shown(description) as show:
+        start = time.monotonic()
         for number, item in enumerate(items, 1):
             yield item
-            progress.update(task, completed=min(number * each, total))
+            done, now = min(number * each, total), time.monotonic()
+            show(done, total, duration((now - start) / done * (total - done)))
 
 
-def _track_plainly(items: Iterable[T], description: str, total: int, each: int) -> Iterator[T]:
-    """`items`, with a line on stderr at most every PLAIN_SECONDS; none where all is done before."""
-    start = said = time.monotonic()
-    for number, item in enumerate(items, 1):
-        yield item
-        done, now = min(number * each, total), time.monotonic()
+Show = Callable[[int, int, str], None]  # units done, of how many, time left
+
+
+@contextmanager
+def shown(description: str) -> Iterator[Show]:
+    """Where progress goes: to the bar of the stage, to one of its own, or to plain lines where there is no terminal."""
+    live, place = _bar.get(), _place.get()
+    if live is not None:
+        yield live.counting(description)
+        live.idle()
+    elif on_terminal():
+        with Bar.opened(description) as own:
+            yield own.counting(description)
+    else:
+        yield plain_lines(f"{place}, {description}" if place else description)
+
+
+def on_terminal() -> bool:
+    """Whether stderr can hold a bar; FORCE_COLOR asks for colours in a file, which a bar would fill with controls."""
+    console = err()
+    return console.is_interactive and console.file.isatty()
+
+
+def plain_lines(description: str) -> Show:
+    """Lines on stderr, one every PLAIN_SECONDS at most; none where all is done before."""
+    said = time.monotonic()
+
+    def show(done: int, total: int, left: str) -> None:
+        nonlocal said
+        now = time.monotonic()
         if now - said >= PLAIN_SECONDS and done < total:
-            left = duration((now - start) / done * (total - done))
             err().print(f"corp: {description} {done}/{total}, about {left} left", markup=False)
             said = now
+
+    return show
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One line at the foot of a terminal: what is done, how far it is, and that the program lives."""
+
+    progress: Progress
+    task: TaskID
+    words: str
+
+    @staticmethod
+    @contextmanager
+    def opened(words: str) -> Iterator[Bar]:
+        """A bar while the body runs."""
+        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[said]}")
+        with Progress(*columns, TimeElapsedColumn(), console=err(), transient=True) as progress:
+            yield Bar(progress, progress.add_task(words, total=None, said=""), words)
+
+    def counting(self, description: str) -> Show:
+        """Show units of `description`."""
+        words = self.words if self.words.endswith(description) else f"{self.words}, {description}"
+
+        def show(done: int, total: int, left: str) -> None:
+            said = f"{done}/{total}, {left} left"
+            self.progress.update(self.task, description=words, total=total, completed=done, said=said)
+
+        return show
+
+    def idle(self) -> None:
+        """Show that something goes on which is not counted."""
+        self.progress.update(self.task, description=self.words, total=None, said="")
 
 
 def duration(seconds: float) -> str:
@@ -136,26 +189,43 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Log that the body begins as `name`, and that it is done, with its seconds."""
+def stage(name: str, place: str = "") -> Iterator[None]:
+    """Log that the body begins as `name`, and that it is done, with its seconds; a terminal sees its `place` in all."""
     _log.info("%s: begins", name)
     start = time.perf_counter()
-    yield
+    if place and _bar.get() is None and on_terminal():
+        with Bar.opened(f"{place}: {name}") as bar, put(_bar, bar):
+            yield
+    else:
+        with put(_place, place):
+            yield
     _log.info("%s: done in %.1f s", name, time.perf_counter() - start)
+
+
+@contextmanager
+def put(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """`variable` is `value` while the body runs."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 @dataclass
 class Stopwatch:
-    """Seconds spent in each stage, in order."""
+    """Seconds spent in each stage, in order; `stages` names them all where it is known, so that each has its place."""
 
+    stages: Sequence[str] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Time the body as the stage `name`, adding to what it took before."""
+        place = f"stage {self.stages.index(name) + 1} of {len(self.stages)}" if name in self.stages else ""
         start = time.perf_counter()
         try:
-            with stage(name):
+            with stage(name, place):
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

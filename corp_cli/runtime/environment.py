@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import resource
@@ -64,7 +65,7 @@ def environment(device: torch.device) -> Environment:
     """That of this process, which computes on `device`."""
     import torch
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     return Environment(
         versions(),
         git_commit(),
@@ -76,6 +77,18 @@ def environment(device: torch.device) -> Environment:
         torch.get_num_threads(),
         torch.get_num_interop_threads(),
     )
+
+
+@functools.cache
+def cpu_name() -> str:
+    """What its maker calls this processor, such as "AMD EPYC 7B13"; its architecture where that cannot be found out."""
+    import cpuinfo
+
+    try:
+        named = cpuinfo.get_cpu_info().get("brand_raw")
+    except Exception:  # of an architecture that it does not know
+        named = None
+    return named or platform.processor() or platform.machine()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ class SizePlan:
     """Sizes of every block, how many tokens each merges, and how many leading ones the last one updates (None: all).
 
     `predicted_kl` is the damage that a budget expects of the sizes, in nats per image; `predicted_speedup` what a
-    latency budget expects to gain.
+    latency budget expects to gain; `curves` are those that it last went by.
     """
 
     sizes: tuple[Sizes, ...]
@@ -30,6 +30,7 @@ class SizePlan:
     merge: tuple[int, ...] = ()
     predicted_kl: float | None = None
     predicted_speedup: float | None = None
+    curves: tuple[Curve, ...] = field(default=(), compare=False)
 
 
 def choose_sizes(target: SizePlan | Budget, rounds: int, measure: MeasureCurves) -> SizePlan:
@@ -46,7 +47,7 @@ def choose_sizes(target: SizePlan | Budget, rounds: int, measure: MeasureCurves)
         wanted += [(i, TOKENS) for i in range(len(target.base) - 1)]
     for _ in range(rounds):
         curves = measure(context, ANCHORS[fraction], wanted)
-        plan = best_plan(target, {(c.block, c.group): c.damage for c in curves})
+        plan = replace(best_plan(target, {(c.block, c.group): c.damage for c in curves}), curves=tuple(curves))
         context = plan.sizes
     return plan
 

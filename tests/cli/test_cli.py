@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -45,7 +46,7 @@ def test_version(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_of_prune_shows_groups_keys_and_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prune", flag]) == 0
     out = capsys.readouterr().out
-    assert "compensation: best, mean, none, paper" in out
+    assert re.search(r"\n  compensation:\n    best +\S.*\n    none +No repair", out, re.DOTALL)
     assert "joint: null" in out
     assert "# hidden channels" in out  # the comment in the YAML explains the key
     assert "num_images: 1024" in out
@@ -251,3 +252,17 @@ def test_error_in_the_process_of_a_launcher_reaches_hydra(
     monkeypatch.setattr("corp_cli.cli.main.os.getpid", lambda: next(pids))
     assert main(["prune"]) == 2
     assert capsys.readouterr().err.endswith("corp: no images.\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains_every_key_and_choice_within_80_columns(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    for line in text.splitlines():
+        assert len(line) <= 80 or line.startswith("  corp "), line
+    keys = text.partition("\nKeys and")[2].partition("\nFlags")[0]
+    for line in keys.splitlines()[1:]:
+        if re.match(r" +\w+: ", line):  # neither a section, nor an entry of a list, nor a note that goes on
+            assert "  # " in line, line
+    for line in text.partition("\nGroups")[2].partition("\nKeys")[0].splitlines()[1:]:
+        assert line.endswith(":") or re.match(r" {4}\S+ {2,}\S|  +", line), line

@@ -292,6 +292,13 @@ def test_a_torchvision_dataset_is_read_with_its_classes(tmp_path: Path, workers:
     assert pixels.shape == (3, 3, 16, 16)
 
 
+def test_a_dataset_that_must_be_downloaded_first_is_said_with_the_command(tmp_path: Path) -> None:
+    with pytest.raises(CorpError, match=r"needs calibration\.root=FOLDER"):
+        find_images(CalibrationConfig(), "torch/cifar10", "calibration.path", None)
+    with pytest.raises(CorpError, match=r"download it first: python -c .*'torch/cifar10', .*download=True"):
+        find_images(CalibrationConfig(root=str(tmp_path)), "torch/cifar10", "calibration.path", None)
+
+
 class Table:
     """What timm's reader of Hugging Face datasets uses of one."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jsonschema import Draft202012Validator
 
 import corp_cli
@@ -21,9 +22,12 @@ from corp_cli.cli.sweep import Row
 from corp_cli.files.output import rounded
 from corp_cli.images.batches import Intake
 from corp_cli.images.sources import ImageSet
+from corp_cli.models.adapter import blocks_of
 from corp_cli.report.gate_input import LAYOUTS, MACHINE
-from corp_cli.report.report import image_facts
-from corp_cli.runtime.environment import git_commit
+from corp_cli.report.report import damage_curve, image_facts
+from corp_cli.runtime.environment import cpu_name, git_commit
+from corp_cli.sizes.curves import Curve
+from tests.support import variants
 from tests.support.documents import ROOT
 
 SCHEMAS = Path(corp_cli.__file__).parent / "schemas"
@@ -161,6 +165,17 @@ def test_only_twenty_bad_images_are_named() -> None:
     assert found.first == [f"{i}.png (broken)" for i in range(20)]
 
 
+@pytest.mark.parametrize("dense", [1, 32, 33, 100, 5120])
+def test_a_damage_curve_is_thinned_and_keeps_its_ends(dense: int) -> None:
+    damage = torch.linspace(1, 0, dense + 1, dtype=torch.float64)
+    blocks = blocks_of(variants.build("deit"))
+    found = damage_curve(Curve(1, "mlp", damage), blocks)
+    assert found.block == blocks[1].name
+    assert len(found.sizes) <= 33
+    assert found.sizes[-1] == dense
+    assert found.damage == [float(damage[size]) for size in found.sizes]
+
+
 def test_columns_of_the_summary_are_documented() -> None:
     assert documented()["summary.csv"] == [item.name for item in fields(Row)]
 
@@ -173,6 +188,11 @@ def test_floats_are_rounded_at_every_depth() -> None:
 
 
 # The commit of a checkout
+
+
+def test_the_processor_has_a_name() -> None:
+    assert cpu_name().strip()
+    assert cpu_name() is cpu_name()  # found out once
 
 
 def test_commit_of_a_branch_a_packed_branch_and_a_detached_head(tmp_path: Path) -> None:

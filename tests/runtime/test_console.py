@@ -87,11 +87,13 @@ def environment(**variables: str) -> dict[str, str]:
     return {**kept, "TERM": "xterm", **variables}
 
 
-def on_terminal(**variables: str) -> str:
-    """What SHOW writes to a terminal."""
+def on_terminal(program: str = SHOW, **variables: str) -> str:
+    """What a program writes to a terminal."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
-    with subprocess.Popen(COMMAND, stdout=theirs, stderr=theirs, env=environment(**variables)) as run:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=theirs, stderr=theirs, env=environment(**variables)
+    ) as run:
         os.close(theirs)
         said = b""
         with contextlib.suppress(OSError):  # Linux ends a terminal so
@@ -107,6 +109,35 @@ def test_a_terminal_gets_a_bar_with_the_time_left_and_colours() -> None:
     assert re.search(r"calibrate .*4/4.*0:00:0\d", said)
     assert COLOUR.search(said)
     assert "careful" in said
+
+
+STAGES = """
+import time
+from corp_cli.runtime import console
+watch = console.Stopwatch(("load", "calibrate"))
+with watch("load"):
+    time.sleep(0.3)
+with watch("calibrate"):
+    for _ in console.track(range(4), "images", 4):
+        time.sleep(0.2)
+    print("between")
+    time.sleep(0.3)
+"""
+
+
+def test_a_terminal_sees_which_stage_of_how_many_it_is_in() -> None:
+    said = on_terminal(program=STAGES)
+    assert re.search(r"stage 1 of 2: load.*0:00:00", said)
+    assert re.search(r"stage 2 of 2: calibrate, images.*3/4, 0\.\d s left", said)
+    assert re.search(r"between\r\n.*stage 2 of 2: calibrate ", said, re.DOTALL)
+
+
+def test_plain_lines_say_the_stage(clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    watch = Stopwatch(("load", "calibrate"))
+    with watch("calibrate"):
+        for _ in track(range(2), "images", 2):
+            clock.seconds += 40
+    assert capsys.readouterr().err == "corp: stage 2 of 2, images 1/2, about 40 s left\n"
 
 
 def test_no_color_is_respected() -> None:

@@ -257,6 +257,13 @@ def test_budgets_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     first, _, again = spent(0.45), spent(0.2), spent(0.45)
     assert measured == [ANCHORS[0.0]]
     assert again.blocks == first.blocks
+    assert {(curve.block, curve.group) for curve in again.sparsity.curves} >= {
+        (block.name, group) for block in again.blocks for group in ("mlp", "qk", "vo")
+    }
+    for curve in again.sparsity.curves:
+        assert curve.sizes == sorted(curve.sizes)
+        assert curve.damage == sorted(curve.damage, reverse=True)
+        assert curve.damage[-1] == 0
     for fraction in (0.65, 0.7, 0.2, 0.25):
         spent(fraction, merge=False)
     assert measured[1:] == [ANCHORS[0.4], ANCHORS[0.2]]
