@@ -36,9 +36,8 @@ check: lint test  ## lint and test
 docs: $(VENV)/.dev  ## build the site of the documentation into site/, and check every link and anchor
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-hooks: $(VENV)/.dev  ## run `make lint` before every commit
-	printf '#!/bin/sh\nexec make lint\n' > $$(git rev-parse --git-path hooks)/pre-commit
-	chmod +x $$(git rev-parse --git-path hooks)/pre-commit
+hooks: $(VENV)/.dev  ## run what `make lint` runs before every commit, in place of any hook that was there
+	$(BIN)/pre-commit install --overwrite
 
 clean:  ## remove the environment and what tools left behind
 	rm -rf $(VENV) $(VENV)-lowest build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
