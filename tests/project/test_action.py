@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+import corp_cli
 from tests.support.documents import ROOT, code_blocks, read
 from tests.support.project import PROJECT, require_no_complaint
 
@@ -188,4 +189,5 @@ def test_the_page_uses_it_as_it_is(tmp_path: Path) -> None:
     used = set(re.findall(r"steps\.corp\.outputs\.([\w-]+)", text))
     assert used
     assert used <= ACTION["outputs"].keys()
-    assert f"https://github.com/{step['uses'].partition('@')[0]}" == PROJECT["urls"]["Source"]
+    repository, _, tag = step["uses"].partition("@")
+    assert (f"https://github.com/{repository}", tag) == (PROJECT["urls"]["Source"], f"v{corp_cli.__version__}")
