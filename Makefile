@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 SOURCES := corp_cli scripts tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-lowest faults lint check hooks clean
+.PHONY: help demo test test-slow test-lowest faults lint check docs hooks clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -33,12 +33,14 @@ lint: $(VENV)/.dev  ## ruff (lint and format), mypy, and import-linter for the l
 
 check: lint test  ## lint and test
 
-hooks: $(VENV)/.dev  ## run `make lint` before every commit
-	printf '#!/bin/sh\nexec make lint\n' > $$(git rev-parse --git-path hooks)/pre-commit
-	chmod +x $$(git rev-parse --git-path hooks)/pre-commit
+docs: $(VENV)/.dev  ## build the site of the documentation into site/, and check every link and anchor
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+hooks: $(VENV)/.dev  ## run what `make lint` runs before every commit, in place of any hook that was there
+	$(BIN)/pre-commit install --overwrite
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) $(VENV)-lowest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import venv
+from email import message_from_bytes, policy
+from email.message import Message
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
 import corp_cli
+from tests.support.documents import anchors
+from tests.support.project import PROJECT
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +74,43 @@ def test_contents(wheel: Path) -> None:
     info = f"corp_cli-{corp_cli.__version__}.dist-info"
     assert tops == {"corp_cli", info}  # no tests, no scripts
     assert f"{info}/licenses/LICENSE" in names
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    with ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(archive.read(name), policy=policy.default)
+
+
+def test_links_of_what_pypi_shows_lead_into_the_tagged_repository(metadata: Message) -> None:
+    text = metadata.get_payload()
+    assert isinstance(text, str)
+    readme = (CHECKOUT / "README.md").read_text("utf-8")
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert len(text.splitlines()) == len(readme.splitlines())
+    tagged = f"{PROJECT['urls']['Source']}/blob/v{corp_cli.__version__}/"
+    shown, written = (re.findall(r"\]\(([^)]+)\)", page) for page in (text, readme))
+    assert len(shown) == len(written) > 20
+    for link, relative in zip(shown, written, strict=True):
+        if relative.startswith("https://"):
+            assert link == relative
+            continue
+        assert link == tagged + (f"README.md{relative}" if relative.startswith("#") else relative)
+        path, _, anchor = link.removeprefix(tagged).partition("#")
+        assert (CHECKOUT / path).exists(), link
+        assert not anchor or anchor in anchors((CHECKOUT / path).read_text("utf-8")), link
+
+
+def test_the_pages_beside_the_description(metadata: Message) -> None:
+    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
+    assert urls.keys() == {"Documentation", "Source", "Changelog", "Issues"}
+    assert urls == PROJECT["urls"]
+    for url in urls.values():
+        assert url.startswith(urls["Source"])
+        _, _, path = url.partition("/blob/main/")
+        assert (CHECKOUT / path).exists(), url
+    assert metadata["Author"] == metadata["Maintainer"] == "The corp contributors"
 
 
 def test_runs_away_from_the_checkout_and_reloads(installed: Path, tmp_path: Path) -> None:

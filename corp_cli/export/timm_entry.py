@@ -16,6 +16,7 @@ from corp_cli.files.fetch import WEIGHTS, from_hub
 from corp_cli.files.manifest import read_manifest
 from corp_cli.files.output import write_json
 from corp_cli.models.loading import build
+from corp_cli.models.preprocess import put_own_cfg
 from corp_cli.models.resize import resize
 from corp_cli.models.spec import ModelSpec
 
@@ -50,11 +51,10 @@ def corp_pruned(
     path = checkpoint or _weights(pretrained_cfg or {}, cache_dir)
     weights, manifest = load_pruned(path).state_dict(), read_manifest(path)
     model: Any = build(manifest.model.name, {**manifest.model.args, **kwargs})
-    own = {**manifest.model.data, "num_classes": model.num_classes}
-    model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **own}
     resize(model, manifest.blocks)
     if pretrained or checkpoint:
         model.load_state_dict(weights)
+    data = manifest.model.data
     if img_size is not None:
         if not hasattr(model, "set_input_size"):
             raise CorpError(
@@ -62,9 +62,10 @@ def corp_pruned(
             )
         model.set_input_size(img_size)
         size = [img_size] * 2 if isinstance(img_size, int) else list(img_size)
-        model.pretrained_cfg["input_size"] = [manifest.model.data["input_size"][0], *size]
+        data = {**data, "input_size": [data["input_size"][0], *size]}
     if num_classes is not None and num_classes != model.num_classes:
         model.reset_classifier(num_classes)
+    put_own_cfg(model, data)
     assert isinstance(model, nn.Module)
     return model
 

@@ -24,7 +24,7 @@ from corp_cli.models.adapter import blocks_of
 from corp_cli.models.counts import count
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.loading import build, parameters, require_finite, skeleton, state_tensors
-from corp_cli.models.preprocess import with_overrides
+from corp_cli.models.preprocess import put_own_cfg, with_overrides
 from corp_cli.models.resize import resize
 from corp_cli.models.spec import FORMAT_VERSION, Counts, Manifest, PrunedSizes
 
@@ -111,8 +111,7 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     dtype = next(t.dtype for t in state.values() if t.is_floating_point())
     model.to(dtype if dtype.itemsize > 1 else torch.float32)  # nothing computes in 8 bits
     model.load_state_dict(state)
-    own = {**manifest.model.data, "num_classes": model.num_classes}
-    model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **own}
+    put_own_cfg(model, manifest.model.data)
     assert isinstance(model, nn.Module)
     return model.eval()
 
@@ -129,4 +128,5 @@ def pruned_model(path: str, data: DataConfig | None = None) -> LoadedModel:
     if data:
         spec = replace(manifest.model, data=with_overrides(manifest.model.data, data, model))
         manifest = replace(manifest, model=spec)
+        put_own_cfg(model, spec.data)
     return LoadedModel(path, model, manifest.model, manifest)

@@ -22,7 +22,7 @@ from corp_cli.errors import CorpError
 from corp_cli.images.sources import expand
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.huggingface import PREFIX, read_transformers
-from corp_cli.models.preprocess import with_overrides
+from corp_cli.models.preprocess import put_own_cfg, with_overrides
 from corp_cli.models.spec import DATA_KEYS, LOADING_ARGS, ModelSpec
 from corp_cli.models.state_dict import fit_state_dict, read_state_dict, weights_in
 from corp_cli.runtime import hub
@@ -53,7 +53,10 @@ def load_dense(cfg: ModelConfig, data: DataConfig | None = None, seed: int = 0) 
     if origin.label_names:
         model.pretrained_cfg = {**model.pretrained_cfg, "label_names": origin.label_names}
     spec = _spec(model, origin.timm_name, origin.args, origin.data)
-    return model.eval(), replace(spec, data=with_overrides(spec.data, data, model)) if data else spec
+    if data:
+        spec = replace(spec, data=with_overrides(spec.data, data, model))
+    put_own_cfg(model, spec.data)
+    return model.eval(), spec
 
 
 @dataclass(frozen=True)

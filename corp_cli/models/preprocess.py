@@ -65,6 +65,21 @@ def with_overrides(data: dict[str, Any], cfg: DataConfig, model: nn.Module) -> d
     return {**data, **given}
 
 
+# What timm's pretrained_cfg says of an architecture; the rest of it is of timm's own weights.
+OF_ARCHITECTURE = ("architecture", "fixed_input_size", "min_input_size", "pool_size", "first_conv", "classifier")
+
+
+def put_own_cfg(model: Any, data: dict[str, Any]) -> None:
+    """Let `pretrained_cfg` and `default_cfg` of `model` say what is its own: its images, as in `data`, and its classes.
+
+    timm.data.resolve_model_data_config(model) answers with `data`, for training and for testing. Where timm's weights
+    come from, their tag and their licence are left out: they are those of other weights.
+    """
+    said = {key: value for key, value in model.pretrained_cfg.items() if key in OF_ARCHITECTURE}
+    named = {"label_names": names} if (names := model.pretrained_cfg.get("label_names")) else {}
+    model.pretrained_cfg = model.default_cfg = {**said, **data, "num_classes": model.num_classes, **named}
+
+
 def _require_size(size: list[int], model: Any) -> None:
     embed = getattr(model, "patch_embed", None)
     fixed = getattr(embed, "img_size", None)

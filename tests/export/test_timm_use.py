@@ -92,7 +92,7 @@ def test_folder_for_timm(folder: Path) -> None:
     corp_cli.register()  # once more changes nothing
     model, x = timm.create_model(f"local-dir:{folder}", pretrained=True).eval(), variants.images("deit3_layer_scale")
     torch.testing.assert_close(logits(model, x), logits(load_pruned(folder / "model.safetensors"), x))
-    assert timm.data.resolve_model_data_config(model)["mean"] == [0.5, 0.5, 0.5]
+    assert timm.data.resolve_model_data_config(model) == DATA
     other = timm.create_model(f"local-dir:{folder}", pretrained=False).eval()
     assert sum(p.numel() for p in other.parameters()) == sum(p.numel() for p in model.parameters())
     assert not torch.allclose(logits(other, x), logits(model, x))
@@ -103,6 +103,7 @@ def test_checkpoint_for_timm_with_a_new_head_and_stochastic_depth(folder: Path) 
     weights = folder / "model.safetensors"
     model: Any = timm.create_model("corp_pruned", checkpoint=weights, num_classes=3, drop_path_rate=0.2)
     assert model(variants.images("deit3_layer_scale")).shape == (3, 3)
+    assert model.default_cfg["num_classes"] == 3
     assert model.blocks[1].drop_path1.drop_prob == pytest.approx(0.2)
     same = load_pruned(weights).state_dict()
     assert all(torch.equal(tensor, same[name]) for name, tensor in model.state_dict().items() if "head" not in name)

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -19,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from corp_cli.commands import info
-from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConfig
 from corp_cli.config.prune import InfoConfig, ModelConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files import tensors as tensor_files
@@ -61,16 +62,53 @@ def test_file_is_readable_as_the_umask_says(checkpoint: Path) -> None:
     assert checkpoint.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-def test_timm_finds_the_preprocessing_on_the_loaded_model(checkpoint: Path) -> None:
-    data = timm.data.resolve_model_data_config(load_pruned(checkpoint))
-    assert tuple(data["input_size"]) == (1, 8, 8)
-    assert tuple(data["mean"]) == (0.5,)
+OWN = {
+    "input_size": [1, 8, 8],
+    "mean": [0.4],
+    "std": [0.25],
+    "interpolation": "bilinear",
+    "crop_pct": 0.8,
+    "crop_mode": "squash",
+}
+
+
+def test_timm_prepares_images_of_the_loaded_model_as_corp_did(checkpoint: Path, tmp_path: Path) -> None:
+    """Whatever the timm entry says, which is of 224x224 in colour."""
+
+    def mark(manifest: Any, tensors: object) -> None:
+        manifest["model"]["data"] = OWN
+
+    path = rewrite(checkpoint, tmp_path / "own.safetensors", mark)
+    require_transform(load_pruned(path), read_manifest(path).model.data)
+    assert read_manifest(path).model.data == OWN
+
+
+def test_timm_prepares_images_as_the_run_and_the_command_line_said(checkpoint: Path) -> None:
+    data = DataConfig(mean=[0.1], interpolation="nearest", crop_pct=0.5)
+    changed = pruned_model(str(checkpoint), data)
+    assert changed.spec.data["crop_pct"] == 0.5
+    require_transform(changed.model, changed.spec.data)
+    quick = EvaluationConfig(num_images=16, throughput_batches=0)
+    cfg = PruneConfig(data=data, calibration=CalibrationConfig(num_images=64), evaluation=quick, device="cpu")
+    require_transform(prune(cfg).model, changed.spec.data)
+
+
+def require_transform(model: Any, data: dict[str, Any]) -> None:
+    """timm makes the same tensors for `model` as corp does of `data`."""
+    noise = np.random.default_rng(0).integers(0, 256, (13, 10), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    wanted = eval_transform(data)(image)
+    assert wanted.shape == (1, 8, 8)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    torch.testing.assert_close(transform(image), wanted)
 
 
 def test_the_loaded_model_says_what_is_its_own(checkpoint: Path) -> None:
     model: Any = load_pruned(checkpoint)
     for said in (model.pretrained_cfg, model.default_cfg):
-        assert (said["input_size"], said["num_classes"], said["mean"]) == ([1, 8, 8], 10, [0.5])
+        assert {**said, **BUNDLED["vit_digits"].data, "num_classes": 10} == said
+        assert (said["architecture"], said["classifier"]) == ("vit_tiny_patch16_224", "head")
+        assert not {"url", "hf_hub_id", "tag", "custom_load", "license"} & said.keys()  # of the weights of timm
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
