@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SECONDS = 8.0  # for the hub to answer; the client's own variable HF_HUB_ETAG_TIMEOUT sets another number
+SECONDS = 5.0  # for the hub to answer; the client's own variable HF_HUB_ETAG_TIMEOUT sets another number
 ADDRESSES = 3  # of the hub that may be tried in that time: where IPv6 leads nowhere, IPv4 must get its turn
 REMEMBERED = 60.0  # seconds that an answer holds
 _answers: dict[str, tuple[float, str | None]] = {}  # endpoint → when it was asked, and what was wrong
