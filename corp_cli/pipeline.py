@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from corp_cli.errors import CorpError
 from corp_cli.export.formats import require_packages
 from corp_cli.export.write import export, export_formats, make_manifest
 from corp_cli.files.cache.cache import Cache, cached_blocks, cached_curves, cached_statistics, opened
+from corp_cli.files.checkpoint import carry_manifest
 from corp_cli.files.output import PLAN, clear_results, require_room, size_in_bytes, write_whole
 from corp_cli.measure.judge import Findings, judge
 from corp_cli.method.calibrate import calibrate, require_tokens
@@ -28,6 +29,7 @@ from corp_cli.models.blocks import Sizes
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
 from corp_cli.prepare import (
+    Given,
     Work,
     calibration_batches,
     curve_batches,
@@ -38,6 +40,7 @@ from corp_cli.prepare import (
 )
 from corp_cli.report.report import make_report, write_report
 from corp_cli.report.schema import Report
+from corp_cli.report.summary import brief, summary_html
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches
 from corp_cli.sizes.curves import Curve, damage_curves
@@ -50,23 +53,40 @@ UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")
 
 @dataclass(frozen=True)
 class PruneResult:
-    """The pruned model, in eval mode on the device it was pruned on, and what was measured of it."""
+    """The pruned model, in eval mode on the device it was pruned on, and what was measured of it.
 
-    model: nn.Module = field(repr=False)
+    The model carries what `save_pruned` needs; prune_model gives it the mode and dtype of the model that it got.
+    """
+
+    model: nn.Module
     report: Report
+
+    def __repr__(self) -> str:
+        """What changed, in one line."""
+        return f"<PruneResult of {brief(self.report)}>"
+
+    def _repr_html_(self) -> str:
+        """The table that `corp prune` prints, for a notebook."""
+        return summary_html(self.report)
 
 
 @torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in
-def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None, cache: Cache | None = None) -> PruneResult:
+def prune(
+    cfg: PruneConfig,
+    output_dir: str | PathLike[str] | None = None,
+    cache: Cache | None = None,
+    given: Given | None = None,
+) -> PruneResult:
     """Prune one model as `cfg` says; write pruned.safetensors, report.json and plan.yaml to `output_dir` if given.
 
     cache: where statistics, damage curves and compensated blocks are kept and found again, besides calibration.cache.
+    given: a model and images that are at hand, in place of those that `cfg` names; see corp_cli.live.prune_model.
     Raises CorpError for anything that the user can put right.
     """
     folder = None if output_dir is None else Path(output_dir)
     watch, warnings = Stopwatch(STAGES), collect_warnings()
     with watch("load"):
-        work = prepare_run(cfg, folder)
+        work = prepare_run(cfg, folder, given)
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images
         sets = images.calibration, images.spares
         cache = opened(cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups)
@@ -96,6 +116,7 @@ def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None, cache
         if folder:
             export(pruned, manifest, folder, probe)
             files = export_formats(pruned, manifest, images, cfg, folder)
+    carry_manifest(pruned, manifest)
     report = make_report(cfg, work, manifest, pruned, errors, found, plan, files, watch.seconds, warnings)
     if folder:
         write_whole(folder / PLAN, lambda file: file.write(plan_text(plan, blocks)))
@@ -103,7 +124,7 @@ def prune(cfg: PruneConfig, output_dir: str | PathLike[str] | None = None, cache
     return PruneResult(pruned, report)
 
 
-def prepare_run(cfg: PruneConfig, folder: Path | None) -> Work:
+def prepare_run(cfg: PruneConfig, folder: Path | None, given: Given | None = None) -> Work:
     """What the run works on. Raises CorpError for all that can be known before long work, room for files included.
 
     From here on `folder` holds no results of an earlier run.
@@ -113,7 +134,7 @@ def prepare_run(cfg: PruneConfig, folder: Path | None) -> Work:
             "dry_run=true is for the command corp prune; from Python, see corp_cli.commands.dry_run.foresee."
         )
     require_packages(cfg.export)
-    work = prepare(cfg)
+    work = prepare(cfg, given)
     if folder:
         require_room(folder, size_in_bytes(work.dense.model))
         clear_results(folder)

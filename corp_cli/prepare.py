@@ -12,7 +12,7 @@ from corp_cli.config.gate import LimitsConfig
 from corp_cli.config.images import CalibrationConfig, EvaluationConfig
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
-from corp_cli.images.batches import Intake, batches, choose, require_good, resolve_device
+from corp_cli.images.batches import Intake, Transform, batches, choose, require_good, resolve_device
 from corp_cli.images.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.images.sources import ImageSet, is_timm_name, joined, read_images
 from corp_cli.models.bundled import BUNDLED
@@ -41,6 +41,15 @@ class Images:
 
 
 @dataclass(frozen=True)
+class Given:
+    """A model and images that a program holds, in place of those that the config names."""
+
+    dense: LoadedModel  # in float32
+    calibration: ImageSet | None  # None: those of calibration.path
+    evaluation: ImageSet | None  # None: those of evaluation.path, or left over
+
+
+@dataclass(frozen=True)
 class Work:
     """What a run works on, and what it is to reach."""
 
@@ -51,24 +60,25 @@ class Work:
     target: Target
 
 
-def prepare(cfg: PruneConfig) -> Work:
+def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     """The dense model on its device, the images, and the target. Raises CorpError for all that can be known now."""
     device = resolve_device(cfg.device)
-    everything = calibration_images(cfg)
-    dense = dense_model(cfg.model, cfg.data, cfg.seed)
-    console.err().print(f"corp: images are seen at {describe(dense.spec.data)}", style="dim", markup=False)
+    everything = (given and given.calibration) or calibration_images(cfg)
+    dense = given.dense if given else dense_model(cfg.model, cfg.data, cfg.seed)
+    if not everything.prepared:
+        console.err().print(f"corp: images are seen at {describe(dense.spec.data)}", style="dim", markup=False)
     groups, skipped = check_supported(dense.blocks, cfg.sparsity)
     check_walk(dense, cfg)
-    images = choose_images(everything, cfg, head_of(dense.model))
+    judged = (given and given.evaluation) or evaluation_images(cfg)
+    images = choose_images(everything, judged, cfg, head_of(dense.model))
     dense.model.to(device)
     require_labels(cfg.gate, images.evaluation.labelled)
     return Work(dense, groups, skipped, images, make_target(dense, groups, cfg.sparsity))
 
 
-def choose_images(everything: ImageSet, cfg: PruneConfig, head: Head) -> Images:
-    """Images to calibrate on out of `everything`, and those to judge by: as asked for, or what is left over."""
-    path = evaluation_path(cfg)
-    if path is None:  # images left over are judged on; what their folders mean depends on all of the folders
+def choose_images(everything: ImageSet, judged: ImageSet | None, cfg: PruneConfig, head: Head) -> Images:
+    """Images to calibrate on out of `everything`, and those to judge by: out of `judged`, or what is left over."""
+    if judged is None:  # images left over are judged on; what their folders mean depends on all of the folders
         everything = labelled(everything, cfg.evaluation, head)
     calibration, rest = choose(everything, cfg.calibration.num_images, cfg.seed)
     if len(calibration) < cfg.calibration.num_images and cfg.calibration.path:
@@ -76,8 +86,8 @@ def choose_images(everything: ImageSet, cfg: PruneConfig, head: Head) -> Images:
     calibrated = intake_of(calibration, cfg.calibration, "calibration")
     # More bad images than `allowed` end the run, so that it never needs more spares.
     spares, rest = choose(rest, min(calibrated.allowed, len(rest) // 2), cfg.seed)
-    if path is not None:
-        evaluation = asked_images(cfg.evaluation, path, head, cfg.seed)
+    if judged is not None:
+        evaluation = asked(judged, cfg.evaluation, head, cfg.seed)
         held_out = not evaluation.identities() & (calibration.identities() | spares.identities())
     else:
         evaluation, held_out = (rest, True) if len(rest) else (calibration, False)
@@ -147,17 +157,22 @@ def calibration_images(cfg: PruneConfig) -> ImageSet:
     return find_images(cfg.calibration, path, "calibration.path", cfg.calibration.num_images + HELD_OUT_IMAGES)
 
 
-def evaluation_path(cfg: PruneConfig) -> str | list[str] | None:
-    """Where the images to judge on are: as asked for, or those of a bundled model; None: left over from calibration."""
-    if cfg.evaluation.path is None and cfg.calibration.path is None and cfg.model.name in BUNDLED:
-        return str(BUNDLED[cfg.model.name].evaluation)
-    asked: str | list[str] | None = cfg.evaluation.path
-    return asked
+def evaluation_images(cfg: PruneConfig) -> ImageSet | None:
+    """The images to judge on: those asked for, or a bundled model's own; None: left over from calibration."""
+    path: str | list[str] | None = cfg.evaluation.path
+    if path is None and cfg.calibration.path is None and cfg.model.name in BUNDLED:
+        path = str(BUNDLED[cfg.model.name].evaluation)
+    return None if path is None else find_images(cfg.evaluation, path, "evaluation.path", cfg.evaluation.num_images)
 
 
 def asked_images(cfg: EvaluationConfig, path: str | list[str], head: Head, seed: int) -> ImageSet:
-    """The images at `path`, labelled, then as many of them as `cfg` asks for: labels may depend on all of them."""
-    images = labelled(find_images(cfg, path, "evaluation.path", cfg.num_images), cfg, head)
+    """The images at `path`, labelled, as many of them as `cfg` asks for."""
+    return asked(find_images(cfg, path, "evaluation.path", cfg.num_images), cfg, head, seed)
+
+
+def asked(images: ImageSet, cfg: EvaluationConfig, head: Head, seed: int) -> ImageSet:
+    """`images`, labelled, then as many of them as `cfg` asks for: labels may depend on all of them."""
+    images = labelled(images, cfg, head)
     return choose(images, cfg.num_images, seed)[0] if cfg.num_images else images
 
 
@@ -188,6 +203,11 @@ def labelled(images: ImageSet, cfg: EvaluationConfig, head: Head) -> ImageSet:
 # --- batches --------------------------------------------------------------------------------------------------
 
 
+def transform_for(images: ImageSet, spec: ModelSpec) -> Transform | None:
+    """What prepares `images` for the model; None where they are prepared. Raises CorpError as eval_transform does."""
+    return None if images.prepared else eval_transform(spec.data)
+
+
 def calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
     """Preprocessed calibration images, with a progress bar; spares take the places of those that cannot be read."""
     total = len(images.calibration)
@@ -198,7 +218,7 @@ def calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConf
 def _calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
     images.calibrated.restart()
     chosen, spares, wanted = images.calibration, images.spares, len(images.calibration)
-    transform, device = eval_transform(dense.spec.data), dense.device
+    transform, device = transform_for(chosen, dense.spec), dense.device
     while len(chosen):
         pin = device.type == "cuda"
         for pixels, _ in batches(chosen, transform, cfg.batch_size, cfg.num_workers, pin, images.calibrated):
@@ -212,7 +232,7 @@ def curve_batches(
     """The first `count` of the calibration images that can be read, preprocessed."""
     few, _ = choose(images.calibration, count, seed)
     intake = Intake(few.source, "", len(few))  # calibration has judged the bad ones
-    transform = eval_transform(dense.spec.data)
+    transform = transform_for(few, dense.spec)
     for pixels, _ in batches(few, transform, cfg.batch_size, cfg.num_workers, intake=intake):
         yield pixels.to(dense.device)
     if intake.good == 0:
@@ -224,7 +244,7 @@ def tracked_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Preprocessed images and labels on the device, with a progress bar; those that cannot be read are left out."""
     intake.restart()
-    transform, size = eval_transform(spec.data), cfg.batch_size
+    transform, size = transform_for(images, spec), cfg.batch_size
     found = batches(images, transform, size, cfg.num_workers, device.type == "cuda", intake)
     for pixels, labels in console.track(found, "evaluate", len(images), size):
         yield pixels.to(device, non_blocking=True), labels.to(device)
@@ -240,6 +260,6 @@ def warn_near_chance(top1: float | None, images: int, num_classes: int) -> None:
 def first_batch(images: ImageSet, count: int, spec: ModelSpec, device: torch.device) -> Tensor:
     """The first up to `count` images that can be read, on the device."""
     intake = Intake(images.source, "", len(images))
-    for pixels, _ in batches(images, eval_transform(spec.data), count, 0, intake=intake):
+    for pixels, _ in batches(images, transform_for(images, spec), count, 0, intake=intake):
         return pixels.to(device)
     raise CorpError(f"{images.source} holds no image that can be read, first {intake.bad[0]}; give other images.")

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import corp_cli
-from corp_cli.files.checkpoint import write_checkpoint
-from corp_cli.files.manifest import read_manifest
 from corp_cli.models.bundled import BUNDLED
 
 DIGITS = BUNDLED["vit_digits"]
@@ -76,7 +74,7 @@ def main() -> None:
         loss = train_epoch(model, optimiser, images, labels)
         print(f"epoch {epoch}: loss {loss:.4f}, top-1 {accuracy(model, *test):.2f}%")
     if args.out:
-        write_checkpoint(model.eval(), read_manifest(args.checkpoint), args.out)
+        corp_cli.save_pruned(model, args.out)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from corp_cli.models.blocks import Sizes
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import PruneResult, prune
 from corp_cli.report.schema import SCHEMA_VERSION, Removed
+from corp_cli.report.summary import summary_html
 from tests.support.figures import known
 from tests.support.recipes import PAPER, PAPER_COMPENSATION
 from tests.support.variants import logits, require_same
@@ -52,7 +54,22 @@ def test_default_run_keeps_the_digits(half: tuple[PruneResult, Path]) -> None:
 
 
 def test_a_result_is_short_to_read(half: tuple[PruneResult, Path]) -> None:
-    assert repr(half[0]) == "PruneResult(report=<Report of vit_digits: -41.3% parameters, -41.2% MACs>)"
+    """One line, and for a notebook the table that the command prints, nothing in it that HTML would take for a tag."""
+    result = half[0]
+    assert len(repr(result).splitlines()) == 1
+    sizes = "vit_digits: parameters 674.41 k → 396.20 k (-41.3%), MACs 11.620 M → 6.837 M (-41.2%)"
+    found = result.report.evaluation
+    fidelity = f"top-1 {found.dense.top1:.1f}% → {found.pruned.top1:.1f}%, KL to dense {known(found.pruned.kl):.3g}"
+    assert repr(result) == f"<PruneResult of {sizes}, {fidelity}>"
+    assert repr(result.report) == "<Report of vit_digits: -41.3% parameters, -41.2% MACs>"
+    table = ElementTree.fromstring(f"<div>{result._repr_html_()}</div>")
+    rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
+    assert rows[0] == ["", "dense", "pruned", "change"]
+    assert rows[1] == ["parameters", "674.41 k", "396.20 k", "-41.3%"]
+    assert rows[2] == ["MACs", "11.620 M", "6.837 M", "-41.2%"]
+    assert {row[0] for row in rows[3:]} == {"top-1", "top-5", "agreement", "KL to dense"}
+    named = replace(result.report, model=replace(result.report.model, name="<b>&"))
+    assert "".join(ElementTree.fromstring(f"<div>{summary_html(named)}</div>").itertext()).startswith("<b>&, paper")
 
 
 def test_files_are_whole_and_nothing_else_is_left(half: tuple[PruneResult, Path]) -> None:

@@ -43,6 +43,7 @@ def run(cfg: InfoConfig, output_dir: Path) -> None:
         ("arguments", ", ".join(f"{key}={value}" for key, value in manifest.model.args.items())),
         ("recipe", manifest.recipe.get("recipe")),
         ("sparsity", ", ".join(f"{k}={v}" for k, v in _items(sparsity) if v is not None)),
+        *([("weights", "trained after pruning")] if manifest.trained else []),
         ("dense weights", f"sha256 {manifest.dense_sha256}"),
         ("written by", ", ".join(f"{package} {version}" for package, version in manifest.versions.items())),
     ):

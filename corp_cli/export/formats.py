@@ -9,7 +9,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -128,7 +128,8 @@ def timm_files(source: LoadedModel, options: ExportOptions, folder: Path) -> lis
         raise CorpError(f"format=timm is for pruned models, and timm has {source.spec.name} already; leave it out.")
     path = folder / "timm"
     path.mkdir()
-    write_checkpoint(weighted(source, options.dtype), source.manifest, path / WEIGHTS)
+    manifest = replace(source.manifest, pruned_sha256=None)  # a cast is no training
+    write_checkpoint(weighted(source, options.dtype), manifest, path / WEIGHTS)
     write_config(source.spec, path)
     return [Written(path, "timm", options.dtype, {"none": create(path)})]
 

@@ -11,7 +11,7 @@ from timm.models import is_model, register_model
 from torch import nn
 
 from corp_cli.errors import CorpError
-from corp_cli.files.checkpoint import load_pruned
+from corp_cli.files.checkpoint import carry_manifest, load_pruned
 from corp_cli.files.fetch import WEIGHTS, from_hub
 from corp_cli.files.manifest import read_manifest
 from corp_cli.files.output import write_json
@@ -54,6 +54,7 @@ def corp_pruned(
     resize(model, manifest.blocks)
     if pretrained or checkpoint:
         model.load_state_dict(weights)
+        carry_manifest(model, manifest)
     data = manifest.model.data
     if img_size is not None:
         if not hasattr(model, "set_input_size"):

@@ -22,12 +22,15 @@ from corp_cli.files.manifest import FORMAT, read_manifest
 from corp_cli.files.tensors import save_whole
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.counts import count
+from corp_cli.models.live import unwrapped
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.loading import build, parameters, require_finite, skeleton, state_tensors
 from corp_cli.models.preprocess import put_own_cfg, with_overrides
 from corp_cli.models.resize import resize
 from corp_cli.models.spec import FORMAT_VERSION, Counts, Manifest, PrunedSizes
+from corp_cli.models.state_dict import misfits
 
+CARRIED = "corp_manifest"  # the attribute of a module that holds its manifest
 MOST_CUT = 1000  # a dense model of more than so many times the parameters is not what a file was pruned from
 
 
@@ -42,7 +45,15 @@ def weights_sha256(model: nn.Module) -> str:
 
 def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path) -> None:
     """Write tensors and manifest to `path`, which appears only when whole. Raises CorpError if it cannot be written."""
-    manifest = replace(manifest, format_version=FORMAT_VERSION, counts=counts_of(manifest))
+    found = weights_sha256(model)
+    pruned = manifest.pruned_sha256 or found
+    manifest = replace(
+        manifest,
+        format_version=FORMAT_VERSION,
+        counts=counts_of(manifest),
+        pruned_sha256=pruned,
+        trained=manifest.trained or found != pruned,
+    )
     try:
         save_whole(state_tensors(model), path, FORMAT, manifest.to_json())
     except (OSError, SafetensorError) as error:
@@ -69,6 +80,48 @@ def cut(model: nn.Module, sizes: dict[str, PrunedSizes]) -> None:
     resize(model, sizes)
 
 
+# --- the manifest that a module carries -----------------------------------------------------------------------
+
+
+def carry_manifest(model: nn.Module, manifest: Manifest) -> None:
+    """Let `model` carry its manifest, with the hash of the weights as they are unless the manifest has one.
+
+    A plain attribute: deepcopy, pickle, casts, moves and load_state_dict leave it alone, and no state dict holds it.
+    """
+    setattr(model, CARRIED, replace(manifest, pruned_sha256=manifest.pruned_sha256 or weights_sha256(model)))
+
+
+def carried_manifest(model: nn.Module) -> Manifest | None:
+    """The manifest of a module that corp has pruned or loaded; None of any other."""
+    found: Manifest | None = getattr(unwrapped(model), CARRIED, None)
+    return found
+
+
+def save_pruned(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a module that corp pruned, perhaps trained since, to one file that load_pruned and the commands read.
+
+    The file appears, or replaces another, only when whole. Weights that are not those of pruning count as trained, also
+    where they were only cast. A classifier may have been replaced by timm's reset_classifier. Raises CorpError for a
+    module that corp did not prune, that has changed its shape since or holds NaN, and where the file cannot be written.
+    """
+    inner: Any = unwrapped(model)
+    manifest = carried_manifest(inner)
+    if manifest is None:
+        raise CorpError(
+            f"corp did not prune this {type(inner).__name__}, so there is no manifest to save with it; save what "
+            "prune_model, prune or load_pruned gave, or use torch.save."
+        )
+    spec = manifest.model
+    manifest = replace(manifest, model=replace(spec, args={**spec.args, "num_classes": inner.num_classes}))
+    with building(path, manifest):
+        plain = skeleton(manifest.model)
+        cut(plain, manifest.blocks)
+    if wrong := misfits(plain, inner.state_dict()):
+        raise CorpError(f"The {type(inner).__name__} is no longer of the shape that corp gave it: {wrong}; undo that.")
+    require_finite(inner)
+    write_checkpoint(inner, manifest, Path(path))
+
+
 @contextmanager
 def building(path: str | os.PathLike[str], manifest: Manifest) -> Iterator[None]:
     """Raises CorpError where what `manifest` describes cannot be built, by this version of timm or any."""
@@ -87,6 +140,7 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     """The pruned model in `path`, on the CPU, in eval mode; needs no dense weights, no network and no config.
 
     `path` may be hf-hub:OWNER/NAME or hf-hub:OWNER/NAME@REVISION, which corp push made; that is fetched once.
+    It carries its manifest, so that save_pruned can write it again once it was trained.
     timm's resolve_model_data_config(model) answers with the preprocessing it was calibrated with.
     Raises CorpError for a file that is not a whole pruned checkpoint, and for a hub that does not give it.
     """
@@ -113,6 +167,7 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     model.load_state_dict(state)
     put_own_cfg(model, manifest.model.data)
     assert isinstance(model, nn.Module)
+    carry_manifest(model, manifest)
     return model.eval()
 
 

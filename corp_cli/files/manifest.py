@@ -18,7 +18,7 @@ from corp_cli.errors import CorpError
 from corp_cli.models.spec import DATA_TYPES, FORMAT_VERSION, LOADING_ARGS, Manifest
 
 FORMAT = "corp-pruned"
-READABLE = (1, 2, 3, 4)
+READABLE = (1, 2, 3, 4, 5)
 HEADER_BYTES = 2**24  # more than the names and shapes of any model take
 NAME = re.compile(r"\w+(\.[\w-]+)?")  # as in vit_small_patch16_224.dino; nothing that leads to a folder or to the hub
 LARGEST = {"embed_dim": 2**15, "img_size": 2**13, "input_size": 2**13}

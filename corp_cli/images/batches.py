@@ -24,6 +24,7 @@ from corp_cli.images.sources import ImageSet, Sample
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import is_out_of_memory
 
+Transform = Callable[[Image.Image], Tensor]
 SILENCE = 120.0  # seconds that one image may take, even from a slow disk
 AHEAD = 2  # batches that may be ready: evens out images that are slow to decode
 LARGE = 2**25  # pixels from which an image that memory does not suffice for is itself to blame
@@ -103,9 +104,12 @@ class _Read:
     dim: bool
 
 
-def _load(images: ImageSet, transform: Callable[[Image.Image], Tensor], index: int) -> _Read | str:
+def _load(images: ImageSet, transform: Transform | None, index: int) -> _Read | str:
     """Image `index` with its label; for one that cannot be read, a sentence that says so."""
     item, size = images.items[index], 0
+    if transform is None:
+        assert isinstance(item, Tensor)
+        return _Read(item, -1 if images.labels is None else images.labels[index], dim=False)
     try:
         image, own = _open(item)
         with image:
@@ -200,7 +204,7 @@ def _collate(samples: list[_Read | str], pin_memory: bool) -> tuple[Tensor | Non
 
 def batches(
     images: ImageSet,
-    transform: Callable[[Image.Image], Tensor],
+    transform: Transform | None,
     batch_size: int,
     num_workers: int,
     pin_memory: bool = False,
@@ -208,7 +212,8 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of ([B, C, H, W], labels), in the order of `images`, decoded in `num_workers` threads.
 
-    labels are [B], -1 where unknown, or [B, L] where an image has several right classes, filled up with -1.
+    `transform` makes a tensor of an opened image; None: `images` are prepared. labels are [B], -1 where unknown, or
+    [B, L] where an image has several right classes, filled up with -1.
     Images that cannot be read are left out, so that a batch may be smaller, and put down in `intake`; without one,
     and where there are more than it allows, they raise CorpError.
     """

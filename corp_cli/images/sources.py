@@ -61,6 +61,7 @@ Labels = tuple[int, ...] | tuple[tuple[int, ...], ...]
 class ImageSet:
     """Images in a fixed order. `items` are files, samples of a dataset, or images [H, W] or [H, W, C] in memory.
 
+    Where they are `prepared`, items are float32 [C, H, W], as the model takes them, and no transform is applied.
     `folders` holds the sub-folder (or the class name in a list or dataset) of every image; `classes` the source's own
     order of those names where it has one; `labels` the class indices of the model where known.
     """
@@ -71,6 +72,7 @@ class ImageSet:
     labels: Labels | None = None
     classes: tuple[str, ...] | None = None
     labels_on_read: bool = False  # a stream tells the class of an image only with the image
+    prepared: bool = False
 
     def __len__(self) -> int:
         return len(self.items)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,8 +94,16 @@ def read_transformers(name: str) -> Rewritten:
         raise CorpError(
             f"model.name={name} leads to no config.json; give a folder or repository that transformers wrote."
         )
+    with understood(name):
+        config = filled(config)
+        return rewritten(_weights(folder, name), config, _json(folder / "preprocessor_config.json"), name)
+
+
+@contextmanager
+def understood(name: str) -> Iterator[None]:
+    """Raises CorpError where the body meets what no model of transformers has."""
     try:
-        return _rewritten(folder, filled(config), name)
+        yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise CorpError(
             f"model.name={name}: its config.json and weights are not those of a model that transformers wrote "
@@ -101,12 +111,18 @@ def read_transformers(name: str) -> Rewritten:
         ) from error
 
 
-def _rewritten(folder: Path, config: dict[str, Any], name: str) -> Rewritten:
-    state = rename(_weights(folder, name))
+def rewritten(
+    weights: dict[str, Tensor], config: dict[str, Any], processor: dict[str, Any] | None, name: str
+) -> Rewritten:
+    """The timm model that computes the same as the model of transformers with these weights and this `config`.
+
+    `config` is `filled`, `processor` the content of preprocessor_config.json, `name` what messages call the model.
+    """
+    state = rename(weights)
     timm_name, args = architecture(config, state, name)
     labels = config.get("id2label") or {}
     names = [labels[key] for key in sorted(labels, key=int)] if args["num_classes"] == len(labels) else []
-    data = image_data(_json(folder / "preprocessor_config.json"), config, name)
+    data = image_data(processor, config, name)
     return Rewritten(timm_name, args, data, names, state)
 
 

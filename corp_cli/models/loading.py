@@ -52,7 +52,7 @@ def load_dense(cfg: ModelConfig, data: DataConfig | None = None, seed: int = 0) 
     require_finite(model)
     if origin.label_names:
         model.pretrained_cfg = {**model.pretrained_cfg, "label_names": origin.label_names}
-    spec = _spec(model, origin.timm_name, origin.args, origin.data)
+    spec = spec_of(model, origin.timm_name, origin.args, origin.data)
     if data:
         spec = replace(spec, data=with_overrides(spec.data, data, model))
     put_own_cfg(model, spec.data)
@@ -224,7 +224,7 @@ def require_finite(model: nn.Module) -> None:
             raise CorpError(f"The weights hold NaN or infinite values in {name}; use a sound checkpoint.")
 
 
-def _spec(model: Any, name: str, args: dict[str, Any], data: dict[str, Any]) -> ModelSpec:
+def spec_of(model: Any, name: str, args: dict[str, Any], data: dict[str, Any]) -> ModelSpec:
     """What builds `model` again; arguments that a tag would supply are made explicit, so that none is needed later."""
     args = {**args, "num_classes": model.num_classes}
     if hasattr(model, "patch_embed") and getattr(model.patch_embed, "img_size", None):

@@ -19,7 +19,8 @@ DATA_TYPES = {
     "crop_mode": str,
 }
 DATA_KEYS = tuple(DATA_TYPES)
-FORMAT_VERSION = 4  # 1 knew no blocks that update only some tokens, 2 none that merge any, 3 no counts
+# 1 knew no blocks that update only some tokens, 2 none that merge any, 3 no counts, 4 no training after pruning
+FORMAT_VERSION = 5
 # Arguments of timm.create_model, and of what it calls, that say where weights come from, how they are put in or what is
 # made of the model. None belongs to an architecture, and in a file some would make timm open another file.
 LOADING_ARGS = frozenset(
@@ -94,6 +95,8 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
     counts: Counts | None = None  # filled in where the file is written; older files have none
+    pruned_sha256: str | None = None  # of the weights as corp left them; older files have none
+    trained: bool = False  # the weights are other ones
 
     def to_json(self) -> str:
         """For the metadata of the file."""

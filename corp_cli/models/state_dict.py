@@ -128,8 +128,8 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def fit_state_dict(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load `state` into `model`, strictly. Raises CorpError naming tensors missing, unexpected or of another kind."""
+def misfits(model: nn.Module, state: dict[str, Tensor]) -> str:
+    """In words, which tensors of `state` are missing, unexpected or of another kind for `model`; empty: none."""
     own = model.state_dict()
     missing = sorted(own.keys() - state.keys())
     unexpected = sorted(state.keys() - own.keys())
@@ -144,10 +144,14 @@ def fit_state_dict(model: nn.Module, state: dict[str, Tensor], source: str) -> N
         if own[name].is_floating_point() != state[name].is_floating_point()
     ]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes, "of another type": types}
-    found = [f"{len(names)} tensors {what} ({_few(names)})" for what, names in problems.items() if names]
-    if found:
+    return "; ".join(f"{len(names)} tensors {what} ({_few(names)})" for what, names in problems.items() if names)
+
+
+def fit_state_dict(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
+    """Load `state` into `model`, strictly. Raises CorpError naming tensors missing, unexpected or of another kind."""
+    if found := misfits(model, state):
         raise CorpError(
-            f"{source} does not fit the model: {'; '.join(found)}. Check that model and model.args name the "
+            f"{source} does not fit the model: {found}. Check that model and model.args name the "
             "architecture that the checkpoint was made from."
         )
     model.load_state_dict(state)

@@ -6,10 +6,12 @@ import ast
 import re
 import runpy
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+import corp_cli
 from corp_cli import load_config
 from corp_cli.cli.table import COMMANDS as TABLE
 from corp_cli.config.prune import COMPENSATIONS, RANKERS, PruneConfig
@@ -26,6 +28,7 @@ from tests.support.documents import (
     write_yaml,
 )
 
+API = "docs/python.md"
 README, METHOD, USAGE = read("README.md"), read("docs/method.md"), read("docs/usage.md")
 PYTHON = {page: [b.body for b in code_blocks(read(page)) if b.language == "python" and b.marked] for page in PAGES}
 del PYTHON["docs/first-steps.md"]  # needs the files of its commands: see test_guides
@@ -36,8 +39,8 @@ PLAIN = [argv[1:] for argv in COMMANDS if is_plain(argv)]
 def test_there_is_something_to_test() -> None:
     assert {argv[0] for argv in COMMANDS} == set(TABLE)
     assert PLAIN
-    assert {page for page, blocks in PYTHON.items() if blocks} == {"README.md", "docs/usage.md"}
-    assert all(len(PYTHON[page]) >= 2 for page in ("README.md", "docs/usage.md"))
+    assert {page for page, blocks in PYTHON.items() if blocks} == {"README.md", "docs/usage.md", API}
+    assert all(len(PYTHON[page]) >= count for page, count in (("README.md", 1), ("docs/usage.md", 2), (API, 4)))
 
 
 def test_the_readme_is_short_and_leads_to_every_guide() -> None:
@@ -88,6 +91,19 @@ def table(text: str, first_column: str) -> list[list[str]]:
     _, _, after = text.partition(f"\n| {first_column} |")
     _, *rows = after.partition("\n\n")[0].splitlines()
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[1:]]
+
+
+def test_the_page_of_the_api_names_all_of_it() -> None:
+    """Every export in the first table, with the arguments that it takes; every keyword of prune_model in another."""
+    listed = {in_backticks(row[0])[0] for row in table(read(API), "name")}
+    assert {name.partition("(")[0] for name in listed} == set(corp_cli.__all__)
+    for name, _, given in (name.partition("(") for name in listed):
+        wanted = re.findall(r"\w+", given)
+        if given and wanted:
+            assert wanted == list(signature(getattr(corp_cli, name)).parameters)[: len(wanted)], name
+    taken = signature(corp_cli.prune_model).parameters.values()
+    keywords = [key for row in table(read(API), "keyword") for key in in_backticks(row[0])]
+    assert sorted(keywords) == sorted(p.name for p in taken if p.kind is p.KEYWORD_ONLY)
 
 
 PAPER, BEYOND = table(METHOD, "paper"), table(METHOD, "beyond the paper")

@@ -12,7 +12,7 @@ import pytest
 
 from corp_cli.cli import main
 from corp_cli.config.prune import PruneConfig
-from corp_cli.prepare import Work, prepare
+from corp_cli.prepare import Given, Work, prepare
 from corp_cli.runtime import console
 from tests.support.typed import UNTIMED
 
@@ -53,8 +53,8 @@ def test_a_working_folder_that_goes_during_the_run(
     gone, run = tmp_path / "gone", tmp_path / "run"
     gone.mkdir()
 
-    def prepared(cfg: PruneConfig) -> Work:
-        work = prepare(cfg)
+    def prepared(cfg: PruneConfig, given: Given | None) -> Work:
+        work = prepare(cfg, given)
         gone.rmdir()
         return work
 

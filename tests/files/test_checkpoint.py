@@ -154,7 +154,8 @@ def older(version: int) -> Any:
 
     def edit(manifest: dict[str, Any], tensors: object) -> None:
         manifest["format_version"] = version
-        del manifest["counts"]
+        for key in ("pruned_sha256", "trained", *(["counts"] if version < 4 else [])):
+            del manifest[key]
         for sizes in manifest["blocks"].values():
             for key in ("merge", "tokens")[: max(0, 3 - version)]:
                 del sizes[key]
@@ -162,13 +163,14 @@ def older(version: int) -> Any:
     return edit
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_files_of_older_versions_are_read(
     checkpoint: Path, tmp_path: Path, version: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = rewrite(checkpoint, tmp_path / "old.safetensors", older(version))
     manifest, new = read_manifest(path), read_manifest(checkpoint)
-    assert (manifest.format_version, manifest.counts) == (version, None)
+    assert (manifest.format_version, manifest.counts) == (version, new.counts if version == 4 else None)
+    assert (manifest.pruned_sha256, manifest.trained) == (None, False)
     assert (manifest.model, manifest.blocks) == (new.model, new.blocks)
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     require_same(logits(load_pruned(path), x), logits(load_pruned(checkpoint), x))
