@@ -227,6 +227,6 @@ def examine(models: dict[str, nn.Module], work: Work, cfg: EvaluationConfig) -> 
     dense, images = work.dense, work.images
     probe = first_batch(images.evaluation, cfg.batch_size, dense.spec, dense.device)
     batches = tracked_batches(images.evaluation, cfg, dense.spec, dense.device, images.evaluated)
-    found = judge(models, batches, probe, cfg.throughput_batches)
+    found = judge(models, batches, probe, cfg.throughput_batches, cfg.precision)
     warn_near_chance(found.evaluations["dense"].top1, found.labelled_images, dense.spec.args["num_classes"])
     return found, probe

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from corp_cli.config.export import RangesConfig
 from corp_cli.config.gate import LimitsConfig
 from corp_cli.config.images import CalibrationConfig, EvaluationConfig
 from corp_cli.config.prune import PruneConfig
@@ -15,6 +16,7 @@ from corp_cli.errors import CorpError
 from corp_cli.images.batches import Intake, Transform, batches, choose, require_good, resolve_device
 from corp_cli.images.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.images.sources import ImageSet, is_timm_name, joined, read_images
+from corp_cli.measure.precision import require_precision
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.loaded import LoadedModel, dense_model
@@ -63,6 +65,7 @@ class Work:
 def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     """The dense model on its device, the images, and the target. Raises CorpError for all that can be known now."""
     device = resolve_device(cfg.device)
+    require_precision(device, cfg.evaluation.precision)
     everything = (given and given.calibration) or calibration_images(cfg)
     dense = given.dense if given else dense_model(cfg.model, cfg.data, cfg.seed)
     if not everything.prepared:
@@ -128,7 +131,7 @@ def check_walk(loaded: LoadedModel, cfg: PruneConfig) -> None:
         tokens(dense, torch.zeros(1, *loaded.spec.data["input_size"]))  # of a size that the model is built for?
 
 
-def intake_of(images: ImageSet, cfg: CalibrationConfig | EvaluationConfig, group: str) -> Intake:
+def intake_of(images: ImageSet, cfg: CalibrationConfig | EvaluationConfig | RangesConfig, group: str) -> Intake:
     """An empty record of reading `images`, with the limit of bad ones that `cfg` sets."""
     return Intake(f"{group}.path={images.source}", f"{group}.max_bad", int(cfg.max_bad * len(images)))
 
@@ -137,7 +140,7 @@ def intake_of(images: ImageSet, cfg: CalibrationConfig | EvaluationConfig, group
 
 
 def find_images(
-    cfg: CalibrationConfig | EvaluationConfig, path: str | list[str], key: str, limit: int | None
+    cfg: CalibrationConfig | EvaluationConfig | RangesConfig, path: str | list[str], key: str, limit: int | None
 ) -> ImageSet:
     """The images at `path`, or at several, or those of the timm dataset of that name: at most `limit` of a stream."""
     if isinstance(path, list):
@@ -237,6 +240,16 @@ def curve_batches(
         yield pixels.to(dense.device)
     if intake.good == 0:
         raise CorpError(f"None of the {len(few)} images for damage curves can be read; raise sparsity.curve_images.")
+
+
+def range_batches(
+    images: ImageSet, cfg: CalibrationConfig | RangesConfig, spec: ModelSpec, intake: Intake
+) -> Iterator[Tensor]:
+    """Preprocessed images on the host, for static int8; those that cannot be read are left out."""
+    intake.restart()
+    for pixels, _ in batches(images, transform_for(images, spec), cfg.batch_size, cfg.num_workers, intake=intake):
+        yield pixels
+    require_good(intake)
 
 
 def tracked_batches(

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Sequence
 
 from corp_cli.cli.table import COMMANDS
-from corp_cli.config.export import FORMATS, WEIGHTS
-from corp_cli.config.images import CROP_MODES, INTERPOLATIONS
-from corp_cli.config.prune import COMPENSATIONS, DTYPES, RANKERS
+from corp_cli.config.export import FORMATS, INT8, WEIGHTS
+from corp_cli.config.images import CROP_MODES, DTYPES, INTERPOLATIONS
+from corp_cli.config.prune import COMPENSATIONS, RANKERS
 from corp_cli.errors import CorpError
 
 # Each function asks `corp -sc query` for candidates, one a line; no space follows those that end in '=', '.', '/'.
@@ -64,9 +64,12 @@ VALUES = {
     "private": ("true", "false"),
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtypes": [f"[{dtype}]" for dtype in DTYPES],
+    "evaluation.precision": DTYPES,
     "format": FORMATS,
     "dtype": WEIGHTS,
+    "int8": INT8,
     "export.dtype": WEIGHTS,
+    "export.int8": INT8,
     "export.formats": [f"[{name}]" for name in FORMATS],
 }
 

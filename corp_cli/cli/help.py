@@ -20,6 +20,9 @@ from corp_cli.cli.hydra_app import fits, task_part
 from corp_cli.cli.messages import plain_errors
 from corp_cli.cli.table import COMMANDS
 
+# A key of a YAML file, or of a section in it, and what is said of it.
+NOTED = r"^((?:  )?)(\w+):(?:.*?  # (.+(?:\n\1# .+)*))?$"
+
 
 def help_text(command: str, flags: Namespace, loader: ConfigLoader) -> str:
     """`hydra.help.template` of the config, with the groups and the explained keys as `flags` leave them.
@@ -33,10 +36,11 @@ def help_text(command: str, flags: Namespace, loader: ConfigLoader) -> str:
     width = min(120, max(80, shutil.get_terminal_size().columns))
     listed: list[str] = []
     for group in sorted(groups):
+        if not (choices := [one for one in loader.get_group_options(group) if fits(command, group, one, loader)]):
+            continue
         listed.append(f"  {group}:")
-        for choice in loader.get_group_options(group):
-            if fits(command, group, choice, loader):
-                listed += beside(f"    {choice}", purpose(f"{group}/{choice}.yaml", loader), 18, width)
+        for choice in choices:
+            listed += beside(f"    {choice}", purpose(f"{group}/{choice}.yaml", loader), 18, width)
     yaml = OmegaConf.to_yaml(task_part(cfg), resolve=flags.resolve)
     keys = explained(yaml, comments(command, groups, cfg, loader), width)
     template = Template(cfg.hydra.help.template)
@@ -76,17 +80,20 @@ def comments(command: str, groups: Iterable[str], cfg: DictConfig, loader: Confi
     Of a group from which nothing is chosen, the first file that explains a key does.
     """
     choices = {group: choice for group, choice in cfg.hydra.runtime.choices.items() if choice}
-    files = {f"{command}.yaml": ""}
-    files |= {f"{group}/{choice}.yaml": f"{group}." for group, choice in choices.items()}
+    files = {f"{group}/{choice}.yaml": f"{group}." for group, choice in choices.items()}
     for group in set(groups) - set(choices):
         files |= {f"{group}/{choice}.yaml": f"{group}." for choice in reversed(loader.get_group_options(group))}
+    files[f"{command}.yaml"] = ""  # last: what it says of a key of a group counts
     notes = {}
     for name, parent in files.items():
         for path in paths_of(name, loader):
             text = path.read_text("utf-8")
             within = "" if text.startswith("# @package _global_") else parent
-            found = re.findall(r"^(\w+):.*?  # (.+(?:\n# .+)*)$", text, re.MULTILINE)
-            notes.update({within + key: note.replace("\n# ", " ") for key, note in found})
+            section = ""
+            for inner, key, note in re.findall(NOTED, text, re.MULTILINE):
+                section = section if inner else f"{key}."
+                if note:
+                    notes[f"{within}{section if inner else ''}{key}"] = re.sub(r"\n *# ", " ", note)
     return notes
 
 

@@ -21,6 +21,10 @@ from corp_cli.errors import CorpError
 # OmegaConf's name of a type → what a user should write.
 EXPECTED = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 
+# Keys that take a list, groups in whose place one does, and a key that takes one of what such a list holds.
+LISTS = {"export.formats": "export.formats", "export": "export.formats", "dtypes": "dtypes"}
+SINGLE = ("format",)
+
 LAID_OVER = "_laid_over"  # what hydra_app adds to the name of a config that has no defaults list
 
 
@@ -28,6 +32,9 @@ LAID_OVER = "_laid_over"  # what hydra_app adds to the name of a config that has
 def plain_errors(command: str, overrides: Sequence[str], loader: ConfigLoader) -> Iterator[None]:
     """Raise CorpError, with a plain sentence, where Hydra refuses the config of `corp <command> <overrides>`."""
     try:
+        for key, value in _lists_given(overrides):
+            if key == "export" and len(value) > 1:  # of whose choices Hydra would take the last alone
+                raise CorpError(f"export takes one choice; write export.formats=[{','.join(map(str, value))}].")
         yield
     except (HydraException, OmegaConfBaseException, MarkedYAMLError, UserWarning, ValueError, ArithmeticError) as error:
         raise CorpError(explain(error, command, overrides, loader)) from error
@@ -52,6 +59,11 @@ def explain(error: Exception, command: str, overrides: Sequence[str], loader: Co
         return _unknown_key(named[1], overrides, command, loader)
     if named := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", message):
         key, _, value = named[1].partition("=")
+        if key in LISTS:
+            whole = f"{LISTS[key]}=[{value}]"
+            return f"{named[1]} has several values; write {whole} for all in one run, or add -m to run each."
+        if key in SINGLE:
+            return f"{named[1]} has several values; add -m to run each, as in corp {command} -m {named[1]}"
         return f"{named[1]} has several values; add -m to run each, or write '{key}=\"{value}\"' for one."
     if named := re.match(r"Could not append to config. An item is already at '(.+?)'", message):
         return f"{named[1]} is there already; leave out the +."
@@ -89,6 +101,13 @@ def _choices_made(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if not override.is_sweep_override() and not override.is_delete():
             yield override.key_or_group, override.get_value_element_as_str()
+
+
+def _lists_given(overrides: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        value = override.value() if not override.is_sweep_override() else None
+        if isinstance(value, list):
+            yield override.key_or_group, value
 
 
 def _one_of(words: Iterable[str]) -> str:
@@ -140,6 +159,10 @@ def _unknown_key(key: str, overrides: Sequence[str], command: str, loader: Confi
         return f"corp {command} takes no keys; leave out {given}."
     groups = sorted({known.partition(".")[0] for known in keys if "." in known})
     unknown = f"corp {command} has no key {key}"
+    if command == key == "export":
+        return f"{unknown}; did you mean format?"
+    if within := [known for known in keys if known.startswith(f"{key}.")]:
+        return f"corp {command} knows no choices of {key}; set a single key: {', '.join(within)}."
     siblings = [known for known in keys if parent and known.startswith(f"{parent}.")]
     found = meant.near(key, siblings or [*groups, *keys], most=1 if siblings else 3)
     if found := found or meant.near(leaf, keys, most=3):
@@ -153,6 +176,10 @@ def _refused_value(override: str, cause: BaseException | None, command: str, loa
         converted = re.search(r"(?:could not be converted to|is not a valid) (\w+)", str(cause))
         if converted and converted[1] in EXPECTED:
             return f"{key}={value} is not valid; {key} must be {EXPECTED[converted[1]]}."
+        if value.startswith("[") and "Cannot convert 'list' to string" in str(cause):
+            one, *more = (word.strip() for word in value.strip("[]").split(","))
+            each = f", or add -m to run each, as in -m {key}={','.join([one, *more])}" if more else ""
+            return f"{key}={value} is a list, and {key} takes one; write {key}={one}{each}."
         if value == "null":
             return f"{key}=null is not valid; {key} must have a value."
         return f"{key}={value} is not valid: {_in_short(cause)}"

@@ -21,6 +21,7 @@ from corp_cli.images.batches import resolve_device
 from corp_cli.images.sources import ImageSet
 from corp_cli.measure.judge import measure
 from corp_cli.measure.metrics import ClassResult
+from corp_cli.measure.precision import require_precision
 from corp_cli.measure.timing import throughput
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loaded import LoadedModel, dense_model
@@ -90,6 +91,7 @@ def evaluate_command(cfg: EvaluateConfig, output_dir: Path) -> EvaluationReport:
     """Evaluate as `cfg` says; write evaluation.json → its content, and, with labels, per_class.csv."""
     watch, warnings = Stopwatch(), console.collect_warnings()
     device = resolve_device(cfg.device)
+    require_precision(device, cfg.evaluation.precision)
     with watch("load"):
         judged, reference = load(cfg)
         images = images_to_judge(cfg, judged)
@@ -109,6 +111,7 @@ def evaluate_command(cfg: EvaluateConfig, output_dir: Path) -> EvaluationReport:
                 models,
                 tracked_batches(images, c, judged.spec, device, intake),
                 "reference" if reference else None,
+                c.precision,
             ),
             cfg.evaluation,
             "evaluation",
@@ -124,6 +127,7 @@ def evaluate_command(cfg: EvaluateConfig, output_dir: Path) -> EvaluationReport:
         config=asdict(cfg),
         seed=cfg.seed,
         environment=environment(device),
+        precision=cfg.evaluation.precision,
         images=JudgedImages(**vars(image_facts(images, intake)), labelled_images=metrics["model"].labelled()),
         results=Results(metrics["model"].result(), metrics["reference"].result() if reference else None),
         throughput=speed,
@@ -145,7 +149,7 @@ def timed(
     if cfg.throughput_batches == 0:
         return None
     probe = first_batch(images, cfg.batch_size, spec, device)
-    return Throughput(len(probe), throughput(models, probe, cfg.throughput_batches))
+    return Throughput(len(probe), throughput(models, probe, cfg.throughput_batches, cfg.precision))
 
 
 def write_per_class(rows: list[ClassResult], path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -9,20 +10,23 @@ from pathlib import Path
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from torch import Tensor
 
 from corp_cli.commands.evaluate import timed
 from corp_cli.config.prune import ExportConfig
 from corp_cli.config.shareable import shareable
-from corp_cli.export.formats import ONNX_PACKAGES, place, require_packages, runs_of, scratch, write_files
+from corp_cli.errors import CorpError
+from corp_cli.export.formats import PACKAGES, place, require_packages, runs_of, scratch, write_files
 from corp_cli.export.parity import compare, random_images
 from corp_cli.files.checkpoint import pruned_model
 from corp_cli.files.output import require_room, size_in_bytes, write_json
+from corp_cli.images.batches import choose
 from corp_cli.images.sources import ImageSet
 from corp_cli.measure.results import Evaluation
-from corp_cli.models.bundled import BUNDLED
+from corp_cli.models.bundled import BUNDLED, BundledModel
 from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.models.spec import ModelSpec
-from corp_cli.prepare import asked_images, head_of, intake_of, tracked_batches
+from corp_cli.prepare import asked_images, find_images, head_of, intake_of, range_batches, tracked_batches
 from corp_cli.report.report import image_facts, model_facts
 from corp_cli.report.schema import EXPORT, ExportReport, JudgedImages
 from corp_cli.runtime import console
@@ -41,10 +45,36 @@ def images_of(cfg: ExportConfig, source: LoadedModel) -> ImageSet:
     return asked_images(cfg.evaluation, path, head_of(source.model), cfg.seed)
 
 
+def ranges_of(cfg: ExportConfig, source: LoadedModel) -> ImageSet:
+    """The images that static int8 measures ranges on. Raises CorpError where there are none of the kind in use."""
+    ranges, judged, bundled = cfg.calibration, cfg.evaluation, bundled_model(source.spec)
+    if ranges.path is not None:
+        images = find_images(ranges, ranges.path, "calibration.path", ranges.num_images)
+    elif judged.path is not None:
+        images = find_images(judged, judged.path, "evaluation.path", judged.num_images)
+        console.warn(
+            "static int8 measures ranges on images that its file is then judged on; set calibration.path to others."
+        )
+    elif bundled is not None:
+        images = find_images(ranges, str(bundled.calibration), "calibration.path", ranges.num_images)
+    else:
+        raise CorpError(
+            f"int8={cfg.int8} measures ranges of activations on images like those in use, and random ones are not; set "
+            "calibration.path to a folder of some, or take int8=dynamic, which needs none."
+        )
+    return choose(images, ranges.num_images, cfg.seed)[0]
+
+
 def bundled_images(spec: ModelSpec) -> str | None:
     """The evaluation images of the bundled model with this architecture and preprocessing."""
+    found = bundled_model(spec)
+    return str(found.evaluation) if found else None
+
+
+def bundled_model(spec: ModelSpec) -> BundledModel | None:
+    """The bundled model with this architecture and preprocessing."""
     found = (model for model in BUNDLED.values() if model.timm_name == spec.name and model.data == spec.data)
-    return next((str(model.evaluation) for model in found), None)
+    return next(found, None)
 
 
 def export_command(cfg: ExportConfig, output_dir: Path) -> ExportReport:
@@ -61,9 +91,17 @@ def export_command(cfg: ExportConfig, output_dir: Path) -> ExportReport:
         require_room(output_dir, 3 * size_in_bytes(source.model))  # the file, and copies that it is compared with
         images = images_of(cfg, source)
         intake = intake_of(images, cfg.evaluation, "evaluation")
+        ranges = ranges_of(cfg, source) if options.static() else None
+        measured = None if ranges is None else intake_of(ranges, cfg.calibration, "calibration")
+
+    def batches() -> Iterator[Tensor]:
+        assert ranges is not None
+        assert measured is not None
+        return range_batches(ranges, cfg.calibration, source.spec, measured)
+
     with scratch(output_dir) as folder:
         with watch("export"):
-            files = write_files(source, options, folder)
+            files = write_files(source, options, folder, batches)
         runs = runs_of(files)
         models = {"pytorch": source.model, **runs}
         with watch("compare"):
@@ -81,6 +119,7 @@ def export_command(cfg: ExportConfig, output_dir: Path) -> ExportReport:
         seed=cfg.seed,
         environment=surroundings(cfg.format),
         images=JudgedImages(**vars(image_facts(images, intake)), labelled_images=itself.labelled()),
+        calibration=image_facts(ranges, measured) if ranges and measured else None,
         pytorch=itself.result(),
         files=placed,
         throughput=speed,
@@ -96,8 +135,7 @@ def export_command(cfg: ExportConfig, output_dir: Path) -> ExportReport:
 def surroundings(name: str) -> Environment:
     """Versions and machine, with the packages that only the format `name` needs."""
     found = environment(CPU)
-    needed = ONNX_PACKAGES if name == "onnx" else ()
-    return replace(found, versions=found.versions | {package: version(package) for package in needed})
+    return replace(found, versions=found.versions | {package: version(package) for package in PACKAGES.get(name, ())})
 
 
 def table(report: ExportReport) -> Table:
@@ -107,9 +145,9 @@ def table(report: ExportReport) -> Table:
     speeds = report.throughput and report.throughput.images_per_second
     classifies = int(report.model.args["num_classes"]) > 0
     alike, form = ("agreement", "{:.1f}%") if classifies else ("cosine", "{:.4f}")
-    columns = ["", "optimised by", "MB", "max |Δlogit|", alike]
+    columns = ["", "optimised\nby", "MB", "max\n|Δlogit|", alike]
     for column in [*columns, *(["top-1"] if labelled else []), *(["images/s"] if speeds else [])]:
-        found.add_column(column, justify="left" if column in ("", "optimised by") else "right", no_wrap=True)
+        found.add_column(column, justify="left" if column in columns[:2] else "right", no_wrap=True)
     rows: list[tuple[str, list[str], Evaluation]] = [("pytorch", ["PyTorch", "", "", "", ""], report.pytorch)]
     for file in report.files:
         for name, parity in file.parity.items():
@@ -129,6 +167,8 @@ def run(cfg: ExportConfig, output_dir: Path) -> None:
     out, images = console.out(), report.images
     out.print(table(report))
     names = ", ".join(file.file for file in report.files)
+    if ranges := report.calibration:
+        out.print(f"Ranges of static int8 measured on {ranges.images} images: {ranges.source}.", markup=False)
     labels = f", {images.labelled_images} of them labelled" if images.labelled_images else ""
     out.print(f"Compared on {images.images} images: {images.source}{labels}.", markup=False)
     out.print(f"Wrote {names} and {EXPORT} to {output_dir}.", markup=False)

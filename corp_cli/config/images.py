@@ -9,6 +9,7 @@ from corp_cli.config.ranges import require_at_least, require_choice, require_fra
 from corp_cli.errors import CorpError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+DTYPES = ("float32", "bfloat16", "float16")
 CROP_MODES = ("center", "squash", "border")
 LEAST_CROP = 0.1  # a smaller one resizes images to more pixels than fit in memory
 
@@ -77,8 +78,10 @@ class EvaluationConfig:
     num_workers: int = 2
     max_bad: float = 0.01  # fraction of the images that may be unreadable
     throughput_batches: int = 10  # timed batches of the dense and the pruned model, in turn; 0 skips it
+    precision: str = "float32"  # of the passes that judge and time; below it, mixed, by torch.autocast
 
     def __post_init__(self) -> None:
         require_texts("evaluation.path", self.path)
         require_fraction("evaluation.", self, "max_bad")
         require_at_least("evaluation.", self, num_images=1, batch_size=1, num_workers=0, throughput_batches=0)
+        require_choice("evaluation.", self, precision=DTYPES)

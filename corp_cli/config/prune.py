@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
-from corp_cli.config.export import DEFAULT_OPSET, FORMATS, WEIGHTS, ExportOptions, require_export
+from corp_cli.config.export import DEFAULT_OPSET, FORMATS, WEIGHTS, ExportOptions, RangesConfig, require_export
 from corp_cli.config.gate import LimitsConfig
-from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConfig
-from corp_cli.config.ranges import require_at_least, require_choice, require_fraction
+from corp_cli.config.images import DTYPES, CalibrationConfig, DataConfig, EvaluationConfig
+from corp_cli.config.ranges import require_at_least, require_choice, require_fraction, words
 from corp_cli.errors import CorpError
 
 SIMPLE_RANKERS = ("activation", "magnitude", "random")
@@ -25,7 +25,6 @@ COMPENSATIONS = {
     "token_weights": ("uniform", "class_token", "rollout"),
 }
 BUDGETS = ("macs", "params", "latency")
-DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_RIDGE = 0.1
 DEFAULT_JOINT = 0.5  # what `corp prune` removes when no sparsity is named
 
@@ -221,7 +220,7 @@ class BenchConfig:
     checkpoint: Optional[str] = None  # a pruned.safetensors, timed in turn with the dense model that it came from
     model: OptionalModelConfig = field(default_factory=OptionalModelConfig)  # a dense model, timed alone
     batch_sizes: List[int] = field(default_factory=lambda: [1, 8, 32])
-    dtypes: List[str] = field(default_factory=lambda: list(DTYPES))
+    dtypes: Any = field(default_factory=lambda: list(DTYPES))  # several, or one without brackets
     runs: int = 50  # timed forward passes of each model at each dtype and batch size
     max_seconds: float = 10.0  # then a setting ends early, after three runs at the least
     device: str = "auto"
@@ -232,6 +231,7 @@ class BenchConfig:
                 "Say what to time: corp bench checkpoint=path/to/pruned.safetensors, which brings its dense model "
                 "along, or model=deit_tiny for a dense model alone."
             )
+        self.dtypes = words("dtypes", self.dtypes, DTYPES)
         for key in ("batch_sizes", "dtypes"):
             if not getattr(self, key):
                 raise CorpError(f"{key}=[] is empty; give at least one.")
@@ -247,8 +247,9 @@ class ExportConfig:
     model: OptionalModelConfig = field(default_factory=OptionalModelConfig)  # or a dense model
     format: str = "onnx"
     dtype: str = "float32"  # of the weights
-    int8: bool = False  # onnx: one more file, quantised by ONNX Runtime
+    int8: Any = "none"  # onnx: more files, quantised by ONNX Runtime; true is dynamic
     opset: int = DEFAULT_OPSET  # onnx
+    calibration: RangesConfig = field(default_factory=RangesConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     data: DataConfig = field(default_factory=DataConfig)
     seed: int = 0  # of the choice of images, and of random ones
@@ -261,8 +262,13 @@ class ExportConfig:
                 "dense model."
             )
         require_choice("", self, format=FORMATS, dtype=WEIGHTS)
-        require_export("", [self.format], self.dtype, self.int8, self.opset)
+        self.int8 = require_export("", [self.format], self.dtype, self.int8, self.opset)
+        if self.evaluation.precision != "float32":
+            raise CorpError(
+                "corp export compares files with the PyTorch model in float32; leave out "
+                f"evaluation.precision={self.evaluation.precision}, and see dtype."
+            )
 
     def options(self) -> ExportOptions:
         """The same as of `corp prune`."""
-        return ExportOptions([self.format], self.dtype, self.int8, self.opset)
+        return ExportOptions([self.format], self.dtype, self.int8, self.calibration.num_images, self.opset)

@@ -55,6 +55,18 @@ def require_texts(key: str, value: Any) -> None:
         raise CorpError(f"{key}={value} is not a path; write one, or several as in '{key}=[photos,more]'.")
 
 
+def words(key: str, value: Any, allowed: tuple[str, ...]) -> list[Any]:
+    """The items of a list, or the only one, written without brackets. Raises CorpError for what is neither."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise CorpError(
+            f"{key}={'null' if value is None else value} is not a list; write one or several of {', '.join(allowed)}, "
+            f"as in {key}=[{allowed[0]},{allowed[1]}]."
+        )
+    return value
+
+
 def given(section: Any, name: str) -> list[Any]:
     """The values of a field: those of a list, none of one that may be None and is, or the one that it has."""
     value: Any = getattr(section, name)

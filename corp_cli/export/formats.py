@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from corp_cli.config.export import ExportOptions
 from corp_cli.errors import CorpError
-from corp_cli.export.onnx_files import OnnxModel, quantise, slimmed, store_bfloat16, write_onnx
+from corp_cli.export.onnx_files import OnnxModel, slimmed, store_bfloat16, write_onnx
+from corp_cli.export.openvino_files import OpenvinoModel, write_openvino
 from corp_cli.export.parity import CLOSE
+from corp_cli.export.quantise import Batches, quantise, quantise_static
 from corp_cli.export.timm_entry import create, write_config
 from corp_cli.files.checkpoint import write_checkpoint
 from corp_cli.files.fetch import WEIGHTS
@@ -30,7 +32,10 @@ from corp_cli.runtime.memory import is_out_of_memory
 from corp_cli.version import __version__
 
 SCRATCH = ".export.partial"
-ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript", "onnxslim")
+PACKAGES = {  # that a format needs besides corp's own
+    "onnx": ("onnx", "onnxruntime", "onnxscript", "onnxslim"),
+    "openvino": ("onnx", "onnxscript", "openvino"),
+}
 ONNX_TORCH = (2, 6)  # whose exporter is the first with everything that is used here
 
 
@@ -46,8 +51,9 @@ class Written:
     quantisation: str | None = None
 
     def parts(self) -> list[Path]:
-        """The file, with the second one of large ONNX models, or the folder."""
-        return [self.path, *self.path.parent.glob(f"{self.path.name}.data")]
+        """The file, with the second one of OpenVINO and of large ONNX models, or the folder."""
+        weights = self.path.with_suffix(".bin" if self.path.suffix == ".xml" else f"{self.path.suffix}.data")
+        return [self.path, *([weights] if weights.is_file() else [])]
 
     def judged(self, parity: dict[str, Parity]) -> File:
         """What the report says of it."""
@@ -82,29 +88,47 @@ def example(source: LoadedModel) -> Tensor:
     return torch.zeros(2, *source.spec.data["input_size"])
 
 
-def onnx_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
-    """model.onnx and, if asked for, model.int8.onnx."""
-    about = {"corp": __version__, "timm_name": source.spec.name, "preprocessing": json.dumps(source.spec.data)}
+def onnx_files(source: LoadedModel, options: ExportOptions, folder: Path, batches: Batches | None) -> list[Written]:
+    """model.onnx and, if asked for, model.int8.onnx and model.int8.static.onnx."""
     path = folder / "model.onnx"
-    computed = "float32" if options.dtype == "bfloat16" else options.dtype
-    write_onnx(Interface(source, options.dtype, computed), example(source), path, options.opset, about)
-    if options.dtype == "bfloat16":
-        store_bfloat16(path)
+    plain_onnx(source, options, path)
     runs: dict[str, nn.Module] = {
         "none": OnnxModel(path, optimise=False),
         "onnxruntime": OnnxModel(path),
         "onnxslim": OnnxModel(slimmed(path)),
     }
     files = [Written(path, "onnx", options.dtype, runs, options.opset)]
-    if options.int8:
+    if options.int8 in ("dynamic", "both"):
         small = folder / "model.int8.onnx"
         quantise(path, small)
-        files.append(Written(small, "onnx", options.dtype, {"onnxruntime": OnnxModel(small)}, options.opset, "int8"))
+        files.append(replace(files[0], path=small, runs={"onnxruntime": OnnxModel(small)}, quantisation="int8"))
+    if options.static():
+        assert batches is not None, "static int8 needs images"
+        small = folder / "model.int8.static.onnx"
+        quantise_static(path, small, batches)
+        files.append(replace(files[0], path=small, runs={"onnxruntime": OnnxModel(small)}, quantisation="int8_static"))
     return files
 
 
+def plain_onnx(source: LoadedModel, options: ExportOptions, path: Path) -> None:
+    """Write the ONNX file of the model, with the weights that are asked for."""
+    about = {"corp": __version__, "timm_name": source.spec.name, "preprocessing": json.dumps(source.spec.data)}
+    computed = "float32" if options.dtype == "bfloat16" else options.dtype
+    write_onnx(Interface(source, options.dtype, computed), example(source), path, options.opset, about)
+    if options.dtype == "bfloat16":
+        store_bfloat16(path)
+
+
+def openvino_files(source: LoadedModel, options: ExportOptions, folder: Path, _: Batches | None) -> list[Written]:
+    """model.xml, with its weights in model.bin."""
+    between, path = folder / "openvino.onnx", folder / "model.xml"
+    plain_onnx(source, replace(options, dtype="float32"), between)
+    write_openvino(between, path, half=options.dtype == "float16")
+    return [Written(path, "openvino", options.dtype, {"openvino": OpenvinoModel(path)})]
+
+
 @torch.inference_mode()
-def torchexport_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
+def torchexport_files(source: LoadedModel, options: ExportOptions, folder: Path, _: Batches | None) -> list[Written]:
     """model.pt2, for torch.export.load and AOTInductor."""
     model, path = Interface(source, options.dtype, options.dtype), folder / "model.pt2"
     program = torch.export.export(model, (example(source),), dynamic_shapes=({0: torch.export.Dim("batch")},))
@@ -115,14 +139,14 @@ def torchexport_files(source: LoadedModel, options: ExportOptions, folder: Path)
 
 
 @torch.inference_mode()
-def torchscript_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
+def torchscript_files(source: LoadedModel, options: ExportOptions, folder: Path, _: Batches | None) -> list[Written]:
     """model.ts, for torch.jit.load and libtorch."""
     model, path = Interface(source, options.dtype, options.dtype), folder / "model.ts"
     torch.jit.save(torch.jit.trace(model, example(source), check_trace=False), path)
     return [Written(path, "torchscript", options.dtype, {"none": torch.jit.load(path)})]
 
 
-def timm_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
+def timm_files(source: LoadedModel, options: ExportOptions, folder: Path, _: Batches | None) -> list[Written]:
     """timm/, a folder that timm.create_model reads once corp_cli.register() was called."""
     if source.manifest is None:
         raise CorpError(f"format=timm is for pruned models, and timm has {source.spec.name} already; leave it out.")
@@ -134,9 +158,10 @@ def timm_files(source: LoadedModel, options: ExportOptions, folder: Path) -> lis
     return [Written(path, "timm", options.dtype, {"none": create(path)})]
 
 
-Writer = Callable[[LoadedModel, ExportOptions, Path], list[Written]]
+Writer = Callable[[LoadedModel, ExportOptions, Path, Batches | None], list[Written]]
 WRITERS: dict[str, Writer] = {
     "onnx": onnx_files,
+    "openvino": openvino_files,
     "torchexport": torchexport_files,
     "torchscript": torchscript_files,
     "timm": timm_files,
@@ -145,16 +170,15 @@ WRITERS: dict[str, Writer] = {
 
 def require_packages(options: ExportOptions) -> None:
     """Raise CorpError where a format asked for needs a package that is not installed, or a newer torch."""
-    if "onnx" not in options.formats:
-        return
-    if missing := [package for package in ONNX_PACKAGES if find_spec(package) is None]:
-        names = " ".join(missing)
-        raise CorpError(f"The format onnx needs packages that are not installed; run: pip install {names}")
-    if tuple(map(int, torch.__version__.split(".")[:2])) < ONNX_TORCH:
-        wanted = ".".join(map(str, ONNX_TORCH))
-        raise CorpError(
-            f"The format onnx needs torch {wanted} or newer, and this is {torch.__version__}; update torch."
-        )
+    for name in options.formats:
+        if missing := [package for package in PACKAGES.get(name, ()) if find_spec(package) is None]:
+            names = " ".join(missing)
+            raise CorpError(f"The format {name} needs packages that are not installed; run: pip install {names}")
+        if name in PACKAGES and tuple(map(int, torch.__version__.split(".")[:2])) < ONNX_TORCH:
+            wanted = ".".join(map(str, ONNX_TORCH))
+            raise CorpError(
+                f"The format {name} needs torch {wanted} or newer, and this is {torch.__version__}; update torch."
+            )
 
 
 @contextmanager
@@ -169,8 +193,13 @@ def scratch(folder: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def write_files(source: LoadedModel, options: ExportOptions, folder: Path) -> list[Written]:
-    """Every format asked for, in `folder`. Raises CorpError where an exporter cannot read the model."""
+def write_files(
+    source: LoadedModel, options: ExportOptions, folder: Path, batches: Batches | None = None
+) -> list[Written]:
+    """Every format asked for, in `folder`; static int8 needs `batches`, preprocessed images on the host.
+
+    Raises CorpError where an exporter cannot read the model.
+    """
     files = []
     for name in options.formats:
         try:
@@ -178,7 +207,7 @@ def write_files(source: LoadedModel, options: ExportOptions, folder: Path) -> li
             # sizes read while recording: of the image, which is fixed. The files are compared in any case.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                files += WRITERS[name](source, options, folder)
+                files += WRITERS[name](source, options, folder, batches)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise

@@ -1,8 +1,7 @@
-"""ONNX files: written by torch's exporter, quantised by ONNX Runtime, slimmed by OnnxSlim, and run."""
+"""ONNX files: written by torch's exporter, slimmed by OnnxSlim, and run."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -99,30 +98,6 @@ def store_bfloat16(path: Path) -> None:
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     save(proto, path)
-
-
-def quantise(source: Path, path: Path) -> None:
-    """Write the float32 file `source` with its linear layers in int8, a scale per output channel.
-
-    Activations are quantised as they come, so that no images are needed.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    proto: Any = onnx.load(source)
-    proto.graph.ClearField("value_info")  # shapes of between, which it infers itself and some exporters get wrong
-    # Without this, ONNX Runtime logs advice to preprocess; torch's exporter has done what that would do.
-    proto.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
-    handlers = list(logging.root.handlers)
-    quantize_dynamic(
-        proto,
-        path,
-        op_types_to_quantize=["MatMul", "Gemm"],
-        per_channel=True,
-        weight_type=QuantType.QInt8,
-        use_external_data_format=is_large(proto),
-    )
-    logging.root.handlers = handlers  # it logs through the root, which gave that a handler for stderr
 
 
 def slimmed(path: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from corp_cli.export.formats import place, runs_of, scratch, write_files
 from corp_cli.export.parity import compare
 from corp_cli.files.checkpoint import load_pruned, weights_sha256, write_checkpoint
 from corp_cli.files.output import CHECKPOINT
+from corp_cli.images.batches import choose
 from corp_cli.measure.results import File
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.models.spec import Manifest, ModelSpec
-from corp_cli.prepare import Images, tracked_batches
+from corp_cli.prepare import Images, intake_of, range_batches, tracked_batches
 from corp_cli.runtime import console
 from corp_cli.runtime.environment import versions
 from corp_cli.runtime.memory import halving_batches
@@ -82,9 +84,14 @@ def export_formats(
     if not cfg.export.formats:
         return None
     model, spec, cpu = copy.deepcopy(pruned).cpu().float(), manifest.model, torch.device("cpu")
+
+    def ranges() -> Iterator[Tensor]:
+        few, _ = choose(images.calibration, cfg.export.int8_images, cfg.seed)
+        yield from range_batches(few, cfg.calibration, spec, intake_of(few, cfg.calibration, "calibration"))
+
     try:
         with scratch(output_dir) as folder:
-            files = write_files(LoadedModel(CHECKPOINT, model, spec, manifest), cfg.export, folder)
+            files = write_files(LoadedModel(CHECKPOINT, model, spec, manifest), cfg.export, folder, ranges)
             runs, (judged, intake) = runs_of(files), (images.evaluation, images.evaluated)
             _, parity = halving_batches(
                 lambda c: compare(model, runs, tracked_batches(judged, c, spec, cpu, intake)),

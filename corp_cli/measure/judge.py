@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
 from corp_cli.measure.metrics import RunningFeatures, RunningMetrics
+from corp_cli.measure.precision import autocast
 from corp_cli.measure.results import Evaluation
 from corp_cli.measure.timing import throughput
 
@@ -34,34 +35,44 @@ def running(model: nn.Module) -> Running:
 
 @torch.inference_mode()
 def measure(
-    models: dict[str, nn.Module], batches: Iterable[tuple[Tensor, Tensor]], reference: str | None = "dense"
+    models: dict[str, nn.Module],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    reference: str | None = "dense",
+    precision: str = "float32",
 ) -> dict[str, Running]:
-    """All `models` on the same batches in one pass, so that images are decoded once.
+    """All `models` in `precision` on the same batches in one pass, so that images are decoded once.
 
-    Fidelity is to the model named `reference`, if any. Raises CorpError when outputs are not finite.
+    Fidelity is to the model named `reference`, if any, in the same precision. Raises CorpError when outputs are not
+    finite.
     """
     metrics = {name: running(model) for name, model in models.items()}
     for images, labels in batches:
-        logits = {name: model(images).cpu() for name, model in models.items()}
+        with autocast(images.device, precision):
+            logits = {name: model(images).float().cpu() for name, model in models.items()}
         for name, found in metrics.items():
             if not logits[name].isfinite().all():
+                narrow = " and evaluation.precision" if precision == "float16" else ""
                 raise CorpError(
                     f"The {name} model gives NaN or infinite outputs on the evaluation images; check its weights and "
-                    "the preprocessing of the images."
+                    f"the preprocessing of the images{narrow}."
                 )
             found.add(logits[name], labels, logits[reference] if reference else None)
     return metrics
 
 
 def judge(
-    models: dict[str, nn.Module], batches: Iterable[tuple[Tensor, Tensor]], probe: Tensor, repeats: int
+    models: dict[str, nn.Module],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    probe: Tensor,
+    repeats: int,
+    precision: str = "float32",
 ) -> Findings:
-    """Fidelity and accuracy of all `models`; throughput of "dense" and "pruned" on the batch `probe`."""
-    metrics = measure(models, batches)
+    """Fidelity and accuracy of all `models`; throughput of "dense" and "pruned" on `probe`: in `precision`."""
+    metrics = measure(models, batches, precision=precision)
     timed = {name: models[name] for name in ("dense", "pruned")}
     return Findings(
         {name: found.result() for name, found in metrics.items()},
         metrics["dense"].labelled(),
         len(probe),
-        throughput(timed, probe, repeats) if repeats else None,
+        throughput(timed, probe, repeats, precision) if repeats else None,
     )

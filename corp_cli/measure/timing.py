@@ -8,6 +8,8 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
+from corp_cli.measure.precision import autocast
+
 WARM_UP = 1  # turns that are not counted
 
 
@@ -42,7 +44,10 @@ def pass_seconds(
     return seconds
 
 
-def throughput(models: dict[str, nn.Module], images: Tensor, repeats: int) -> dict[str, float]:
-    """Images per second of every model: the median over `repeats` forward passes."""
-    seconds = pass_seconds(models, images, repeats)
+def throughput(
+    models: dict[str, nn.Module], images: Tensor, repeats: int, precision: str = "float32"
+) -> dict[str, float]:
+    """Images per second of every model in `precision`: the median over `repeats` forward passes."""
+    with autocast(images.device, precision):
+        seconds = pass_seconds(models, images, repeats)
     return {name: len(images) / median(times) for name, times in seconds.items()}

@@ -159,6 +159,7 @@ def make_report(
             **vars(image_facts(images.evaluation, images.evaluated)),
             labelled_images=found.labelled_images,
             held_out=images.held_out,
+            precision=cfg.evaluation.precision,
             dense=judged["dense"],
             uncompensated=judged["uncompensated"],
             pruned=judged["pruned"],

@@ -142,6 +142,7 @@ class PruneEvaluation(JudgedImages):
     """The models of a run, and the images that they were judged on."""
 
     held_out: bool
+    precision: str
     dense: Evaluation
     uncompensated: Evaluation
     pruned: Evaluation
@@ -228,6 +229,7 @@ class EvaluationReport:
     config: dict[str, Any]
     seed: int
     environment: Environment
+    precision: str
     images: JudgedImages
     results: Results
     throughput: Throughput | None
@@ -300,6 +302,7 @@ class ExportReport:
     seed: int
     environment: Environment
     images: JudgedImages
+    calibration: Images | None
     pytorch: Evaluation
     files: list[File]
     throughput: Throughput | None

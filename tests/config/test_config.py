@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 
 import corp_cli
 from corp_cli.cli.compose import config_dir, slug
+from corp_cli.config.export import FORMATS
 from corp_cli.config.gate import GateConfig
-from corp_cli.config.prune import CompensationConfig, InfoConfig, PruneConfig, SparsityConfig
+from corp_cli.config.prune import BenchConfig, CompensationConfig, InfoConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from tests.support.recipes import PAPER_COMPENSATION
 
@@ -73,6 +74,13 @@ def test_compensation(choice: str, expected: tuple[str, str, str]) -> None:
     assert load_config(f"compensation={choice}").compensation == CompensationConfig(
         *expected, ridge_lambda=1e-3, propagate="none"
     )
+
+
+def test_one_word_does_for_a_list() -> None:
+    assert load_config("export.formats=onnx").export == load_config("export.formats=[onnx]").export
+    for name in FORMATS:
+        assert load_config(f"export={name}").export.formats == load_config(f"export.formats={name}").export.formats
+    assert BenchConfig("a", dtypes="float16").dtypes == ["float16"]
 
 
 def test_recipes() -> None:
