@@ -13,19 +13,16 @@ from torch import nn
 
 from corp_cli.cli.compose import load_config
 from corp_cli.config.images import CalibrationConfig, EvaluationConfig
-from corp_cli.config.prune import BUDGETS, RANKERS, PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import carried_manifest, carry_manifest
 from corp_cli.images.held import held_images
 from corp_cli.images.sources import ImageSet
 from corp_cli.models.live import is_transformers, live_model, unwrapped
 from corp_cli.models.loaded import LoadedModel
-from corp_cli.models.streams import cannot_walk
 from corp_cli.pipeline import PruneResult, prune
 from corp_cli.prepare import HELD_OUT_IMAGES, Given
 from corp_cli.runtime.memory import plain_memory_errors
-
-DEFAULT_MACS = 0.4  # what prune_model removes when no sparsity is named
 
 
 @torch.inference_mode(False)  # the parameters are ordinary ones, whatever mode the caller is in
@@ -68,7 +65,7 @@ def prune_model(
         fractions = {"joint": joint, "mlp": mlp, "qk": qk, "vo": vo, "heads": heads}
         cfg = _config({**budgets, **fractions}, recipe, seed, overrides)
         dense = live_model(inner, cfg.model.name or None, cfg.model.args, cfg.data)
-        cfg = _completed(cfg, dense, next(inner.parameters()).device)
+        cfg = replace(cfg, model=replace(cfg.model, name=dense.source), device=str(next(inner.parameters()).device))
         if is_transformers(inner) and any(_is_path(one) for one in (images, evaluation)) and cfg.data.mean is None:
             raise CorpError(
                 f"corp does not know how images are prepared for a {type(inner).__name__} in memory; give tensors, or "
@@ -110,14 +107,6 @@ def _config(sparsity: dict[str, Any], recipe: str, seed: int, overrides: Sequenc
     if not any(override.partition("=")[0] in ("model", "model.name") for override in others):
         cfg.model.name = ""
     return cfg
-
-
-def _completed(cfg: PruneConfig, dense: LoadedModel, device: torch.device) -> PruneConfig:
-    """`cfg` with the model's name and device, and with a budget for MACs where no sparsity is named."""
-    sparsity, keys = cfg.sparsity, (*BUDGETS, "plan", "joint", *RANKERS)
-    if all(getattr(sparsity, key) is None for key in keys) and not cannot_walk(dense.model):
-        sparsity = replace(sparsity, macs=DEFAULT_MACS)
-    return replace(cfg, sparsity=sparsity, model=replace(cfg.model, name=dense.source), device=str(device))
 
 
 def _is_path(images: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 
@@ -87,6 +87,7 @@ def prune(
     watch, warnings = Stopwatch(STAGES), collect_warnings()
     with watch("load"):
         work = prepare_run(cfg, folder, given)
+        cfg = replace(cfg, sparsity=work.sparsity)
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images
         sets = images.calibration, images.spares
         cache = opened(cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from corp_cli.config.export import RangesConfig
 from corp_cli.config.gate import LimitsConfig
 from corp_cli.config.images import CalibrationConfig, EvaluationConfig
-from corp_cli.config.prune import PruneConfig
+from corp_cli.config.prune import PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import Intake, Transform, batches, choose, require_good, resolve_device
 from corp_cli.images.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
@@ -60,6 +60,7 @@ class Work:
     skipped: list[str]  # what is left alone, and why
     images: Images
     target: Target
+    sparsity: SparsityConfig  # as asked for; else as `settled`
 
 
 def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
@@ -70,13 +71,28 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     dense = given.dense if given else dense_model(cfg.model, cfg.data, cfg.seed)
     if not everything.prepared:
         console.err().print(f"corp: images are seen at {describe(dense.spec.data)}", style="dim", markup=False)
+    cfg = replace(cfg, sparsity=settled(cfg, dense))
     groups, skipped = check_supported(dense.blocks, cfg.sparsity)
     check_walk(dense, cfg)
     judged = (given and given.evaluation) or evaluation_images(cfg)
     images = choose_images(everything, judged, cfg, head_of(dense.model))
     dense.model.to(device)
     require_labels(cfg.gate, images.evaluation.labelled)
-    return Work(dense, groups, skipped, images, make_target(dense, groups, cfg.sparsity))
+    return Work(dense, groups, skipped, images, make_target(dense, groups, cfg.sparsity), cfg.sparsity)
+
+
+def settled(cfg: PruneConfig, dense: LoadedModel) -> SparsityConfig:
+    """What to remove: as `cfg` says; else 40% of all MACs, or what the paper does at that sparsity of its own.
+
+    That is half of the MLP, and of queries and keys: with the paper's recipe, and for models whose blocks cannot be
+    walked through, on which damage is measured.
+    """
+    if cfg.sparsity.named():
+        return cfg.sparsity
+    paper = cfg.recipe == "paper" or cannot_walk(dense.model)
+    taken = "sparsity.joint=0.5" if paper else "sparsity.macs=0.4"
+    console.err().print(f"corp: nothing says how much to remove; taking {taken}", style="dim", markup=False)
+    return replace(cfg.sparsity, joint=0.5) if paper else replace(cfg.sparsity, macs=0.4)
 
 
 def choose_images(everything: ImageSet, judged: ImageSet | None, cfg: PruneConfig, head: Head) -> Images:

@@ -18,8 +18,10 @@ from corp_cli.files.checkpoint import load_pruned, weights_sha256
 from corp_cli.files.manifest import read_manifest
 from corp_cli.method.rank import RANKERS
 from corp_cli.models.blocks import Sizes
+from corp_cli.models.loaded import dense_model
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import PruneResult, prune
+from corp_cli.prepare import settled
 from corp_cli.report.schema import SCHEMA_VERSION, Removed
 from corp_cli.report.summary import summary_html
 from tests.support.figures import known
@@ -134,10 +136,31 @@ def test_compensations_differ_as_they_should() -> None:
 
 
 def test_best_is_much_closer_to_the_dense_model_than_paper(half: tuple[PruneResult, Path]) -> None:
-    best = prune(replace(config(), ranker=RankerConfig(), compensation=CompensationConfig(), recipe="best")).report
+    cfg = replace(config(), sparsity=SparsityConfig(joint=0.5), recipe="best")
+    best = prune(replace(cfg, ranker=RankerConfig(), compensation=CompensationConfig())).report
     paper = half[0].report
     assert best.size.pruned == paper.size.pruned
     assert known(best.evaluation.pruned.kl) < 0.5 * known(paper.evaluation.pruned.kl)
+
+
+@pytest.mark.parametrize(("recipe", "taken"), [("best", {"macs": 0.4}), ("paper", {"joint": 0.5})])
+def test_where_nothing_is_named_a_budget_is_taken(
+    recipe: str, taken: dict[str, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    dense = dense_model(ModelConfig())
+    found = settled(replace(config(), recipe=recipe), dense)
+    assert found == SparsityConfig(**taken)  # type: ignore[arg-type]
+    key, value = next(iter(taken.items()))
+    assert f"taking sparsity.{key}={value}" in capsys.readouterr().err
+    for named in ({"vo": 0.5}, {"heads": 0.0}, {"params": 0.1}):
+        asked = SparsityConfig(**named)  # type: ignore[arg-type]
+        assert settled(replace(config(), recipe=recipe, sparsity=asked), dense) is asked
+    assert not capsys.readouterr().err
+
+
+def test_a_budget_is_not_taken_where_blocks_cannot_be_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corp_cli.prepare.cannot_walk", lambda model: "it is odd")
+    assert settled(replace(config(), recipe="best"), dense_model(ModelConfig())) == SparsityConfig(joint=0.5)
 
 
 def test_nothing_removed_is_the_dense_model() -> None:

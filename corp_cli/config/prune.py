@@ -26,7 +26,6 @@ COMPENSATIONS = {
 }
 BUDGETS = ("macs", "params", "latency")
 DEFAULT_RIDGE = 0.1
-DEFAULT_JOINT = 0.5  # what `corp prune` removes when no sparsity is named
 
 
 @dataclass
@@ -41,9 +40,12 @@ class ModelConfig:
 
 @dataclass
 class SparsityConfig:
-    """Fraction of each group to remove, in [0, 1). `joint=s` means mlp=s and qk=s (the paper's "Both")."""
+    """Fraction of each group to remove, in [0, 1). `joint=s` means mlp=s and qk=s (the paper's "Both").
 
-    joint: Optional[float] = None  # 0.5 when no sparsity at all is given
+    What is removed when nothing is named depends on the model: see `prepare.settled`.
+    """
+
+    joint: Optional[float] = None  # short for mlp and qk
     mlp: Optional[float] = None  # hidden channels
     qk: Optional[float] = None  # query/key dimensions of every head
     vo: Optional[float] = None  # value/output dimensions of every head
@@ -86,6 +88,10 @@ class SparsityConfig:
         named = {group for group, fraction in self.fractions().items() if fraction > 0}
         return frozenset(named | {"mlp", "qk", "vo"} if self.budget() else named)
 
+    def named(self) -> bool:
+        """Whether anything says what to remove."""
+        return any(getattr(self, key) is not None for key in ("joint", *RANKERS, *BUDGETS, "plan"))
+
     def chooses_sizes(self) -> bool:
         """Whether sizes differ by block, and groups that a block does not allow are simply left alone."""
         return self.plan is not None or self.budget() is not None
@@ -96,11 +102,9 @@ class SparsityConfig:
 
     def fractions(self) -> dict[str, float]:
         """group → fraction to remove, for the groups mlp, qk, vo and heads."""
-        joint, given = self.joint, {group: getattr(self, group) for group in RANKERS}
-        if joint is None and not self.chooses_sizes() and all(value is None for value in given.values()):
-            joint = DEFAULT_JOINT
-        if joint is not None:
-            given.update(mlp=joint, qk=joint)
+        given = {group: getattr(self, group) for group in RANKERS}
+        if self.joint is not None:
+            given.update(mlp=self.joint, qk=self.joint)
         return {group: value or 0.0 for group, value in given.items()}
 
 

@@ -35,7 +35,7 @@ NOT_RECIPE = ("model", "evaluation", "gate", "export", "device")  # what the wei
 def make_manifest(dense: nn.Module, pruned: nn.Module, spec: ModelSpec, cfg: PruneConfig) -> Manifest:
     """What the checkpoint will say of itself."""
     recipe = {key: value for key, value in asdict(cfg).items() if key not in NOT_RECIPE}
-    recipe["sparsity"].update(cfg.sparsity.fractions())  # what was done where nothing was asked for
+    recipe["sparsity"].update(cfg.sparsity.fractions())  # joint by what it stands for
     del recipe["calibration"]["cache"]  # the same weights with and without one
     return Manifest(spec, pruned_sizes(pruned, dense), shareable(recipe, cfg), weights_sha256(dense), versions())
 

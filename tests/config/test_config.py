@@ -193,7 +193,7 @@ def test_joint_excludes_mlp_and_qk(other: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, {"mlp": 0.5, "qk": 0.5, "vo": 0.0, "heads": 0.0}),
+        ({}, {"mlp": 0.0, "qk": 0.0, "vo": 0.0, "heads": 0.0}),
         ({"joint": 0.25}, {"mlp": 0.25, "qk": 0.25, "vo": 0.0, "heads": 0.0}),
         ({"joint": 0.25, "vo": 0.5}, {"mlp": 0.25, "qk": 0.25, "vo": 0.5, "heads": 0.0}),
         ({"mlp": 0.5}, {"mlp": 0.5, "qk": 0.0, "vo": 0.0, "heads": 0.0}),
