@@ -13,6 +13,7 @@ from typing import Sequence
 from corp_cli.cli.table import COMMANDS
 from corp_cli.config.export import FORMATS, WEIGHTS
 from corp_cli.config.images import CROP_MODES, INTERPOLATIONS
+from corp_cli.config.outcome import OBJECTIVES, TRACKERS
 from corp_cli.config.prune import COMPENSATIONS, DTYPES, RANKERS
 from corp_cli.errors import CorpError
 
@@ -54,13 +55,15 @@ OWN_FLAGS = {"check": ("--against",), "prune": ("--dry-run",)}
 PATH_KEYS = (
     *(f"calibration.{key}" for key in ("path", "root", "cache")),
     *(f"evaluation.{key}" for key in ("path", "root", "labels", "class_map")),
-    *("model.checkpoint", "sparsity.plan", "checkpoint", "report", "against", "junit", "markdown"),
+    *("model.checkpoint", "sparsity.plan", "checkpoint", "report", "against", "folder", "junit", "markdown"),
 )
 VALUES = {
     **{f"ranker.{group}": choices for group, choices in RANKERS.items()},
     **{f"compensation.{group}": choices for group, choices in COMPENSATIONS.items()},
     "data.interpolation": INTERPOLATIONS,
     "data.crop_mode": CROP_MODES,
+    "objective": tuple(OBJECTIVES),
+    "track": ("none", *TRACKERS),
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtypes": [f"[{dtype}]" for dtype in DTYPES],
     "format": FORMATS,
@@ -102,10 +105,10 @@ def candidates(line: str, commands: Sequence[str]) -> list[str]:
         return [f"{key}={path}" for path in _paths(value)]
     if equals and key in VALUES:
         return [f"{key}={choice}" for choice in VALUES[key] if choice.startswith(value)]
-    if command == "check":  # whose report needs no key
-        from corp_cli.cli.hydra_app import spelled_out
+    from corp_cli.cli.hydra_app import BARE, spelled_out
 
-        return [*_hydra_candidates(command, spelled_out(words), word), *_paths(word)]
+    if command in BARE:
+        return [*_hydra_candidates(command, spelled_out(command, words), word), *_paths(word)]
     return _hydra_candidates(command, [word for word in words if word not in OWN_FLAGS.get(command, ())], word)
 
 

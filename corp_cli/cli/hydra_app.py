@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from corp_cli.cli.compose import config_dir, register, typed
 from corp_cli.cli.hydra_private import args_parser, keys_of_choice, make_loader, sweep_jobs
 from corp_cli.cli.messages import plain_errors
+from corp_cli.cli.plugins import require_objective
 from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
@@ -56,21 +57,25 @@ def parse_flags(command: str, args: Sequence[str]) -> Namespace:
     return flags
 
 
-def spelled_out(args: Sequence[str]) -> list[str]:
-    """The `args` of corp check as overrides: FILE is report=FILE, and --against FILE is against=FILE."""
+BARE = {"check": "report", "summary": "folder"}  # command → the key that its one argument without a key stands for
+
+
+def spelled_out(command: str, args: Sequence[str]) -> list[str]:
+    """The `args` of a command of BARE as overrides: FILE is report=FILE, and --against FILE is against=FILE."""
     words, rest = [], iter(args)
     for word in rest:
         flag, equals, path = word.partition("=")
-        if flag == "--against":
+        if command == "check" and flag == "--against":
             path = path if equals else next(rest, "")
             if not path or path.startswith("-"):
                 raise CorpError("--against needs a file, as in corp check report.json --against baseline.json")
             word = f"against={quoted(path)}"
         words.append(word)
-    bare = [word for word in parse_flags("check", words).overrides if "=" not in word and not word.startswith("~")]
+    bare = [word for word in parse_flags(command, words).overrides if "=" not in word and not word.startswith("~")]
     if len(bare) > 1:
-        raise CorpError(f"corp check looks at one report at a time; name the baseline as --against {bare[1]}")
-    return [f"report={quoted(word)}" if word in bare else word for word in words]
+        advice = f"name the baseline as --against {bare[1]}" if command == "check" else "give one that holds them all"
+        raise CorpError(f"corp {command} looks at one {BARE[command]} at a time; {advice}")
+    return [f"{BARE[command]}={quoted(word)}" if word in bare else word for word in words]
 
 
 def dry(args: Sequence[str]) -> list[str]:
@@ -138,7 +143,8 @@ def check(command: str, flags: Namespace, loader: ConfigLoader) -> Ground:
 
 
 def check_sweep(command: str, master: DictConfig, loader: ConfigLoader) -> None:
-    """Raise CorpError unless every job of a multirun is in range and has a folder of its own."""
+    """Raise CorpError unless every job of a multirun is in range and has its folder, and what the sweeper needs."""
+    require_objective(command, master)
     taken: dict[str, int] = {}
     for number, overrides in enumerate(sweep_jobs(master, loader)):
         with plain_errors(command, overrides, loader):
