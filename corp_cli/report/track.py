@@ -71,11 +71,11 @@ def to_tensorboard(figures: Figures, folder: Path) -> None:
     """Event files in the folder `tensorboard` of the run."""
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(str(folder / "tensorboard")) as writer:  # type: ignore[no-untyped-call]
-        writer.add_hparams(figures.settings, figures.totals, run_name=".")  # type: ignore[no-untyped-call]
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
+        writer.add_hparams(figures.settings, figures.totals, run_name=".")
         for number, block in enumerate(figures.blocks):
             for name, value in block.items():
-                writer.add_scalar(name, value, number)  # type: ignore[no-untyped-call]
+                writer.add_scalar(name, value, number)
 
 
 def to_mlflow(figures: Figures, folder: Path) -> None:

@@ -36,7 +36,7 @@ def rows(path: str = "summary.csv") -> list[dict[str, str]]:
 
 
 def test_settings_that_differ_are_columns_and_sort(capsys: pytest.CaptureFixture[str]) -> None:
-    same = {"seed": 0, "model": {"name": "vit", "args": {}}}
+    same: dict[str, Any] = {"seed": 0, "model": {"name": "vit", "args": {}}}
     write("runs/10", macs=4, sparsity={"joint": 0.5, "mlp": None}, ranker={"mlp": "obs"}, **same)
     write("runs/9", macs=6, sparsity={"joint": 0.25, "mlp": None}, ranker={"mlp": "obs"}, **same)
     write("runs/deep/in/side", sparsity={"joint": None, "mlp": 0.5}, ranker={"mlp": "random"}, **same, later=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from corp_cli.cli import plugins
 from corp_cli.cli.handover import Runner
@@ -114,7 +114,7 @@ def test_optuna_is_asked_for_what_it_can_do(
 
 def test_directions() -> None:
     plugins.require_directions(["kl"], "minimize")
-    plugins.require_directions(["macs", "agreement"], plugins.ListConfig(["minimize", "maximize"]))
+    plugins.require_directions(["macs", "agreement"], ListConfig(["minimize", "maximize"]))
 
 
 @pytest.mark.filterwarnings("default")  # optuna 2 is older than what it uses
