@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.config.outcome import names_in
 from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import require_packages
@@ -41,6 +42,7 @@ from corp_cli.prepare import (
 from corp_cli.report.report import make_report, write_report
 from corp_cli.report.schema import Report
 from corp_cli.report.summary import brief, summary_html
+from corp_cli.report.track import require_trackers, track
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches
 from corp_cli.sizes.curves import Curve, damage_curves
@@ -122,6 +124,7 @@ def prune(
     if folder:
         write_whole(folder / PLAN, lambda file: file.write(plan_text(plan, blocks)))
         write_report(report, folder)
+        track(report, names_in(cfg.track), folder)
     return PruneResult(pruned, report)
 
 
@@ -135,6 +138,7 @@ def prepare_run(cfg: PruneConfig, folder: Path | None, given: Given | None = Non
             "dry_run=true is for the command corp prune; from Python, see corp_cli.commands.dry_run.foresee."
         )
     require_packages(cfg.export)
+    require_trackers(names_in(cfg.track))
     work = prepare(cfg, given)
     if folder:
         require_room(folder, size_in_bytes(work.dense.model))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from corp_cli.config.export import RangesConfig
 from corp_cli.config.gate import LimitsConfig
 from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.config.outcome import OF_CLASSES, names_in
 from corp_cli.config.prune import PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import Intake, Transform, batches, choose, require_good, resolve_device
@@ -74,10 +75,11 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     cfg = replace(cfg, sparsity=settled(cfg, dense))
     groups, skipped = check_supported(dense.blocks, cfg.sparsity)
     check_walk(dense, cfg)
-    judged = (given and given.evaluation) or evaluation_images(cfg)
-    images = choose_images(everything, judged, cfg, head_of(dense.model))
+    judged, head = (given and given.evaluation) or evaluation_images(cfg), head_of(dense.model)
+    images = choose_images(everything, judged, cfg, head)
     dense.model.to(device)
     require_labels(cfg.gate, images.evaluation.labelled)
+    require_objective(names_in(cfg.objective), head, images.evaluation.labelled)
     return Work(dense, groups, skipped, images, make_target(dense, groups, cfg.sparsity), cfg.sparsity)
 
 
@@ -122,6 +124,18 @@ def require_labels(limits: LimitsConfig, labelled: bool) -> None:
             raise CorpError(
                 f"gate.{key} needs labels and the evaluation images have none; judge it on images with labels "
                 "(evaluation.path, evaluation.labels)."
+            )
+
+
+def require_objective(names: list[str], head: Head, labelled: bool) -> None:
+    """Raise CorpError where a number that a sweeper is to go by will not be measured."""
+    for name in names:
+        if name in OF_CLASSES and not head.num_classes:
+            raise CorpError(f"objective={name} needs a classifier and this model has none; take macs or latency.")
+        if name == "top1" and not labelled:
+            raise CorpError(
+                "objective=top1 needs labels and the evaluation images have none; take agreement or kl, or judge it on "
+                "images with labels (evaluation.path, evaluation.labels)."
             )
 
 

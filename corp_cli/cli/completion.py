@@ -13,6 +13,7 @@ from typing import Sequence
 from corp_cli.cli.table import COMMANDS
 from corp_cli.config.export import FORMATS, INT8, WEIGHTS
 from corp_cli.config.images import CROP_MODES, DTYPES, INTERPOLATIONS
+from corp_cli.config.outcome import OBJECTIVES, TRACKERS
 from corp_cli.config.prune import COMPENSATIONS, RANKERS
 from corp_cli.errors import CorpError
 
@@ -62,6 +63,8 @@ VALUES = {
     "data.interpolation": INTERPOLATIONS,
     "data.crop_mode": CROP_MODES,
     "private": ("true", "false"),
+    "objective": tuple(OBJECTIVES),
+    "track": ("none", *TRACKERS),
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtypes": [f"[{dtype}]" for dtype in DTYPES],
     "evaluation.precision": DTYPES,
@@ -106,8 +109,11 @@ def candidates(line: str, commands: Sequence[str]) -> list[str]:
         return [f"{key}={path}" for path in _paths(value)]
     if equals and key in VALUES:
         return [f"{key}={choice}" for choice in VALUES[key] if choice.startswith(value)]
-    found = _hydra_candidates(command, [one for one in words if one != "--dry-run"], word)
-    return [*found, *_paths(word)] if command == "check" else found  # its report needs no key
+    from corp_cli.cli.hydra_app import BARE, spelled_out
+
+    if command in BARE:
+        return [*_hydra_candidates(command, spelled_out(command, words), word), *_paths(word)]
+    return _hydra_candidates(command, [word for word in words if word not in OWN_FLAGS.get(command, ())], word)
 
 
 def _paths(start: str) -> list[str]:

@@ -25,11 +25,12 @@ from corp_cli.cli import meant
 from corp_cli.cli.compose import config_dir, open_args, register, typed
 from corp_cli.cli.hydra_private import args_parser, keys_of_choice, make_loader, sweep_jobs
 from corp_cli.cli.messages import keys_of, plain_errors
+from corp_cli.cli.plugins import require_objective
 from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
 
-BARE = {"check": "report", "push": "repo"}  # command → the key of the word that needs none
+BARE = {"check": "report", "push": "repo", "summary": "folder"}  # command → the key of the word that needs none
 DRY = ("prune", "push")  # the commands that know --dry-run
 
 
@@ -75,10 +76,13 @@ def spelled_out(command: str, args: Sequence[str]) -> list[str]:
             word = f"against={quoted(path)}"
         words.append(word)
     bare = [word for word in parse_flags(command, words).overrides if "=" not in word and not word.startswith("~")]
-    if len(bare) > 1 and command == "check":
-        raise CorpError(f"corp check looks at one report at a time; name the baseline as --against {bare[1]}")
     if len(bare) > 1:
-        raise CorpError(f"corp {command} takes one {BARE[command]}; is {bare[1]} meant as checkpoint={bare[1]}?")
+        second = bare[1]
+        advice = {
+            "check": f"name the baseline as --against {second}",
+            "push": f"is {second} meant as checkpoint={second}?",
+        }.get(command, "give one that holds them all")
+        raise CorpError(f"corp {command} takes one {BARE[command]} at a time; {advice}")
     return [f"{BARE[command]}={quoted(word)}" if word in bare else word for word in words]
 
 
@@ -147,7 +151,8 @@ def check(command: str, flags: Namespace, loader: ConfigLoader) -> Ground:
 
 
 def check_sweep(command: str, master: DictConfig, loader: ConfigLoader) -> None:
-    """Raise CorpError unless every job of a multirun is in range and has a folder of its own."""
+    """Raise CorpError unless every job of a multirun is in range and has its folder, and what the sweeper needs."""
+    require_objective(command, master)
     taken: dict[str, int] = {}
     for number, overrides in enumerate(sweep_jobs(master, loader)):
         with plain_errors(command, overrides, loader):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +20,8 @@ from corp_cli.files.locks import sole_writer
 from corp_cli.files.owned import is_own
 from corp_cli.runtime import console
 
+Value = float | tuple[float, ...] | None  # what objective= asks for
+
 
 @dataclass(frozen=True)
 class Task:
@@ -28,7 +30,9 @@ class Task:
     command: str
     multirun: bool
     resumed: bool
-    shared: Path | None  # where the jobs of a multirun of corp prune keep what they measure of the dense model
+    shared: (
+        Path | None
+    )  # a folder of all jobs of a multirun; corp prune keeps there what it measures of the dense model
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Job:
     where: str  # for its messages: which job of a multirun it is
     dry: bool
     error: BaseException | None = None
+    value: Value = None  # for the sweeper
 
     @property
     def failed(self) -> bool:
@@ -63,8 +68,11 @@ class Job:
         return self.dry or (isinstance(self.error, CorpError | KeyboardInterrupt) and not self.hint)
 
 
-def carry_out(task: Task, cfg: DictConfig) -> Job:
-    """Do the work of one job, of which `cfg` is the composed config; errors are in what is returned."""
+def carry_out(task: Task, cfg: DictConfig, begins: Callable[[Job], None] | None = None) -> Job:
+    """Do the work of one job, of which `cfg` is the composed config; errors are in what is returned.
+
+    begins: is told of the job when nobody else can write to its folder.
+    """
     here = HydraConfig.get()
     overrides, prunes = " ".join(here.overrides.task), task.command == "prune"
     number = here.job.num if task.multirun else 0
@@ -77,16 +85,18 @@ def carry_out(task: Task, cfg: DictConfig) -> Job:
         with contextlib.ExitStack() as around:
             if task.multirun and not job.dry:  # of whose folder alone this command is the sole writer
                 around.enter_context(sole_writer(job.output_dir))
+            if begins is not None:
+                begins(job)
             around.enter_context(log.recorded(task.command, overrides, job.output_dir))
             if prunes and not job.dry and (task.resumed or here.output_subdir == saved.SAVED):
                 began = around.enter_context(saved.recorded(job.output_dir, cfg, began, task.resumed))
             around.enter_context(working_in(began))
-            shared = [task.shared] if task.shared is not None and is_own(task.shared) else []
+            shared = [task.shared] if prunes and task.shared is not None and is_own(task.shared) else []
             module = import_module(f"corp_cli.commands.{task.command}")
-            module.run(typed(cfg, COMMANDS[task.command].schema), job.output_dir, *shared)
+            value = module.run(typed(cfg, COMMANDS[task.command].schema), job.output_dir, *shared)
     except (Exception, KeyboardInterrupt) as error:
         return replace(job, error=stop_within(error) or as_mistake(error))
-    return job
+    return replace(job, value=value)
 
 
 @contextlib.contextmanager

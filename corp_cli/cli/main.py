@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -17,8 +18,6 @@ from corp_cli.errors import CorpError, GateError, Terminated, as_mistake, stop_w
 from corp_cli.version import __version__
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from corp_cli.cli.hydra_app import Ground
     from corp_cli.cli.job import Job
 
@@ -38,6 +37,7 @@ Examples:
   corp export checkpoint=FILE                                an ONNX file, which needs no corp
   corp push OWNER/NAME checkpoint=FILE                       share it on the Hugging Face hub
   corp check report.json --against baseline.json             fail where a result is worse than another
+  corp summary outputs                                       all runs below a folder side by side
   corp info checkpoint=FILE                                  the pruned.safetensors of a run
   corp doctor                                                whether corp can work on this machine
 
@@ -237,32 +237,32 @@ def require_place() -> None:
 
 
 def run_jobs(command: str, ground: Ground, resumed: bool, jobs: list[Job]) -> None:
-    """Let Hydra run what sys.argv asks for; `jobs` grows by each that ends in this process."""
+    """Let Hydra run what sys.argv asks for; `jobs` grows by each that ends, here or where a launcher runs it."""
     import hydra
 
     from corp_cli.cli import sweep
     from corp_cli.cli.compose import config_dir
-    from corp_cli.cli.job import Task, carry_out
+    from corp_cli.cli.handover import Runner, collect
+    from corp_cli.cli.job import Task
     from corp_cli.files.owned import claim, clear
+    from corp_cli.runtime import console
 
-    sweeps = ground.multirun and command == "prune"
-    shared = claim(ground.folder / sweep.CACHE) if sweeps else None
-    task, process = Task(command, ground.multirun, resumed, shared), os.getpid()
-
-    def one(cfg: DictConfig) -> None:
-        job = carry_out(task, cfg)
-        jobs.append(job)
-        if isinstance(job.error, KeyboardInterrupt):
-            raise type(job.error)(*filter(None, [job.hint])) from None
-        # Hydra prints lines of its own about an error that reaches it. In the processes of a launcher plugin it has
-        # to: they do not share `jobs`.
-        if job.error is not None and os.getpid() != process:
-            raise job.error
-
+    shared = claim(ground.folder / sweep.CACHE) if ground.multirun else None
+    runner = Runner(Task(command, ground.multirun, resumed, shared), jobs)
     try:
-        hydra.main(version_base="1.3", config_path=str(config_dir().resolve()), config_name=command)(one)()
-    finally:
-        if shared is not None:
-            clear(shared)
-        if sweeps:
-            sweep.conclude([job for job in jobs if not job.dry], ground.folder)
+        try:
+            hydra.main(version_base="1.3", config_path=str(config_dir().resolve()), config_name=command)(runner)()
+        finally:
+            ended, going_on = collect(shared) if shared is not None else ([], [])
+            jobs.extend(ended)
+            jobs.sort(key=lambda job: job.number)
+            if shared is not None and not going_on:
+                clear(shared)
+            if ground.multirun and command == "prune":
+                sweep.conclude([job for job in jobs if not job.dry], ground.folder)
+    except Exception as error:  # of a launcher that gives up when one process dies, or of a sweeper without results
+        if not any(job.failed for job in jobs):
+            raise
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        rest = f"; where jobs go on, corp summary {shlex.quote(str(ground.folder))} collects them later"
+        console.warn(f"the sweep ended early: {first_line.rstrip('.')}{rest if going_on else ''}.")

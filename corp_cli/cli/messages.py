@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from yaml import MarkedYAMLError
 
 from corp_cli.cli import meant
+from corp_cli.cli.plugins import not_installed
 from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError
 
@@ -50,7 +51,7 @@ def explain(error: Exception, command: str, overrides: Sequence[str], loader: Co
         for group, choice in _choices_made(overrides):
             options = loader.get_group_options(group)
             if options and choice not in options:
-                return _wrong_choice(group, choice, options, command)
+                return not_installed(group, choice) or _wrong_choice(group, choice, options, command)
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{mark.name}, line {mark.line + 1}, is not valid YAML: {error.problem}."
@@ -133,6 +134,8 @@ def _missing_config(error: MissingConfigException, loader: ConfigLoader) -> str:
     name = error.missing_cfg_file or "config"
     group, _, choice = name.rpartition("/")
     hidden = ("_dummy_empty_config_", *(f"{name}_schema" for name in COMMANDS))
+    if missing := not_installed(group, choice):
+        return missing
     options = [option for option in loader.get_group_options(group) if option not in hidden]
     where = re.match(r"In '(.+?)'", str(error))
     asked = f"{where[1]}.yaml asks for the config {name}, which" if where else f"The config {name}"

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
-
-from rich.table import Table
 
 from corp_cli.cli.job import Job
-from corp_cli.files.output import write_whole
+from corp_cli.report.runs import SUMMARY, figures_of, shown, table, write_summary
 from corp_cli.runtime import console
 
-SUMMARY = "summary.csv"
-FIGURES = {  # of the table: heading → the field of Row, and how it is shown
-    "parameters": ("parameters", "{:,}"),
-    "MACs": ("macs", "{:,}"),
-    "top-1": ("top1", "{:.1f}%"),
-    "KL": ("kl", "{:.3g}"),
-    "images/s": ("images_per_second", "{:.0f}"),
-}
 CACHE = ".shared"  # of the jobs, in the folder of the multirun while it lasts
 
 
@@ -54,37 +42,14 @@ def row(job: Job, sweep_dir: Path) -> Row:
     path = job.output_dir / "report.json"
     if not path.is_file():
         return line
-    report: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    pruned, speed = report["size"]["pruned"] | report["evaluation"]["pruned"], report["throughput"]
-    figures = {name: pruned[name] for name in ("parameters", "macs", "top1", "agreement", "kl")}
-    if speed:
-        figures |= {"images_per_second": speed["images_per_second"]["pruned"], "speedup": speed["speedup"]}
-    return replace(line, **figures)
+    return replace(line, **figures_of(json.loads(path.read_text("utf-8")), str(path)))
 
 
-def write_summary(rows: list[Row], folder: Path) -> None:
-    """Write summary.csv into the folder of the multirun."""
-
-    def write(file: Any) -> None:
-        writer = csv.DictWriter(file, [item.name for item in fields(Row)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(line) for line in rows)
-
-    write_whole(folder / SUMMARY, write)
-
-
-def table(rows: list[Row]) -> Table:
-    """The figures to compare jobs by."""
-    found = Table()
-    for column in ("job", "overrides", *FIGURES):
-        found.add_column(column, justify="left" if column == "overrides" else "right", overflow="fold")
-    for line in rows:
-        cells = ["failed"]
-        if line.status != "failed":
-            figures = [(getattr(line, name), form) for name, form in FIGURES.values()]
-            cells = ["-" if figure is None else form.format(figure) for figure, form in figures]
-        found.add_row(str(line.job), line.overrides, *cells)
-    return found
+def varied(rows: list[Row]) -> list[str]:
+    """The overrides of every row without those that all rows share; all of them where there is but one row."""
+    words = [line.overrides.split() for line in rows]
+    common = set.intersection(*map(set, words)) if len(rows) > 1 else set()
+    return [" ".join(word for word in line if word not in common) for line in words]
 
 
 def conclude(jobs: list[Job], sweep_dir: Path) -> None:
@@ -92,7 +57,9 @@ def conclude(jobs: list[Job], sweep_dir: Path) -> None:
     rows = [row(job, sweep_dir) for job in jobs]
     if all(line.status == "failed" for line in rows):
         return
-    write_summary(rows, sweep_dir)
+    write_summary([item.name for item in fields(Row)], map(asdict, rows), sweep_dir / SUMMARY)
+    cells = [["failed"] if line.status == "failed" else shown(asdict(line)) for line in rows]
+    texts = [[str(line.job), overrides] for line, overrides in zip(rows, varied(rows), strict=True)]
     out = console.out()
-    out.print(table(rows))
+    out.print(table(["job", "overrides"], zip(texts, cells, strict=True)))
     out.print(f"Wrote {SUMMARY} to {sweep_dir}.", markup=False)

@@ -7,23 +7,27 @@ from dataclasses import asdict
 from pathlib import Path
 
 from corp_cli.commands import dry_run
+from corp_cli.config.outcome import names_in
 from corp_cli.config.prune import PruneConfig
 from corp_cli.files.cache.cache import Cache
 from corp_cli.files.output import STATE, rounded
 from corp_cli.files.owned import claim, clear
 from corp_cli.pipeline import prune
 from corp_cli.report.gate import require_within
+from corp_cli.report.objective import value_of
 from corp_cli.report.summary import show
 from corp_cli.runtime.memory import plain_memory_errors
 
 
-def run(cfg: PruneConfig, output_dir: Path, shared: Path | None = None) -> None:
-    """`corp prune`: prune, write, and show what was found. Raises GateError where a limit of `cfg.gate` is broken.
+def run(cfg: PruneConfig, output_dir: Path, shared: Path | None = None) -> float | tuple[float, ...] | None:
+    """`corp prune`: prune, write, and show what was found → what `cfg.objective` asks for.
 
-    What a run has done that ends otherwise stays in `output_dir`. shared: a cache of all jobs of a multirun.
+    Raises GateError where a limit of `cfg.gate` is broken. What a run has done that ends otherwise stays in
+    `output_dir`. shared: a cache of all jobs of a multirun.
     """
     if cfg.dry_run:
-        return dry_run.run(cfg)
+        dry_run.run(cfg)
+        return None
     state = None
     with contextlib.suppress(OSError):  # it can do without
         state = claim(output_dir / STATE)
@@ -38,3 +42,4 @@ def run(cfg: PruneConfig, output_dir: Path, shared: Path | None = None) -> None:
         clear(state)
     show(report, output_dir)
     require_within(cfg.gate, rounded(asdict(report)), str(output_dir))
+    return value_of(report, names_in(cfg.objective))

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional
 from corp_cli.config.export import DEFAULT_OPSET, FORMATS, WEIGHTS, ExportOptions, RangesConfig, require_export
 from corp_cli.config.gate import LimitsConfig
 from corp_cli.config.images import DTYPES, CalibrationConfig, DataConfig, EvaluationConfig
+from corp_cli.config.outcome import require_outcome
 from corp_cli.config.ranges import require_at_least, require_choice, require_fraction, words
 from corp_cli.errors import CorpError
 
@@ -164,10 +165,13 @@ class PruneConfig:
     recipe: str = "best"  # the name of the choices above, for the report
     seed: int = 0
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    objective: Any = None  # what the command returns to a sweeper of Hydra: one name of OBJECTIVES, or a list of two
+    track: Any = "none"  # where figures go besides the report: one name of TRACKERS, or a list
     dry_run: bool = False  # of the command: say what would be done, and write nothing
 
     def __post_init__(self) -> None:
         require_at_least("", self, seed=0)
+        require_outcome(self.objective, self.track, timed=self.evaluation.throughput_batches > 0)
         if self.gate.min_speedup is not None and self.evaluation.throughput_batches == 0:
             raise CorpError(
                 "gate.min_speedup needs a timing, which evaluation.throughput_batches=0 leaves out; set it above 0."

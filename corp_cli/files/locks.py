@@ -45,6 +45,20 @@ def sole_writer(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def is_busy(folder: Path) -> bool:
+    """Whether another command is writing to `folder`."""
+    if not (folder / LOCK).is_file():
+        return False
+    lock = FileLock(folder / LOCK)
+    with contextlib.suppress(*NO_LOCKS):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return True
+    lock.release()
+    return False
+
+
 @contextlib.contextmanager
 def in_turn(path: Path, doing: str) -> Iterator[None]:
     """Let nobody else make the file `path` during the body, and remove what killed runs had begun to write of it.

@@ -10,7 +10,7 @@ from pathlib import Path
 from corp_cli.files.output import appearing, remove_partial
 
 MARKER = "made-by-corp.txt"
-KINDS = ("statistics", "curves", "block")
+KINDS = ("statistics", "curves", "block", "job")
 OWN = (*(f"{kind}-*" for kind in KINDS), *(f".{kind}-*.{end}" for kind in KINDS for end in ("lock", "partial")), MARKER)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -241,17 +240,6 @@ def test_hydra_may_change_the_folder_but_not_where_paths_begin(monkeypatch: pyte
     put_module(monkeypatch, "prune", commands, run=lambda cfg, output_dir: folders.append(Path.cwd()))
     assert main(["prune", "hydra.job.chdir=true"]) == 0
     assert folders == [Path.cwd()]
-
-
-def test_error_in_the_process_of_a_launcher_reaches_hydra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fail_with(monkeypatch, CorpError("no images."))
-    pids = iter(range(100))
-    monkeypatch.setattr("corp_cli.files.locks.sole_writer", lambda folder: contextlib.nullcontext())  # asks for it too
-    monkeypatch.setattr("corp_cli.cli.main.os.getpid", lambda: next(pids))
-    assert main(["prune"]) == 2
-    assert capsys.readouterr().err.endswith("corp: no images.\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from corp_cli.cli.main import main
-from tests.support.typed import QUICK
+from tests.support.typed import QUICK, UNTIMED
 
 pytestmark = pytest.mark.usefixtures("tiny_digits")
 
@@ -32,6 +32,18 @@ def test_reports_are_collected(tmp_path: Path, capsys: pytest.CaptureFixture[str
     table = out[out.rindex("overrides") :]
     assert f"{int(rows[1]['parameters']):,}" in table
     assert f"Wrote summary.csv to {tmp_path}" in out
+
+
+def test_the_table_shows_what_jobs_do_not_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As typed, brackets too; summary.csv has all overrides."""
+    jobs = [*UNTIMED, "compensation=mean", "objective=[macs,kl],[kl,macs]"]
+    assert main(["prune", "-m", *jobs, f"hydra.sweep.dir={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    table = out[out.rindex("overrides") :]
+    assert "objective=[macs,kl]" in table
+    assert "objective=[kl,macs]" in table
+    assert "compensation" not in table
+    assert all("compensation=mean" in row["overrides"] for row in read(tmp_path / "summary.csv"))
 
 
 def test_failed_jobs_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
