@@ -86,15 +86,21 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
 def settled(cfg: PruneConfig, dense: LoadedModel) -> SparsityConfig:
     """What to remove: as `cfg` says; else 40% of all MACs, or what the paper does at that sparsity of its own.
 
-    That is half of the MLP, and of queries and keys: with the paper's recipe, and for models whose blocks cannot be
-    walked through, on which damage is measured.
+    That is half of the MLP, and of queries and keys: with the paper's recipe, and for models that do not allow such a
+    budget, or whose blocks cannot be walked through, on which damage is measured.
     """
     if cfg.sparsity.named():
         return cfg.sparsity
-    paper = cfg.recipe == "paper" or cannot_walk(dense.model)
-    taken = "sparsity.joint=0.5" if paper else "sparsity.macs=0.4"
+    budget, fixed = replace(cfg.sparsity, macs=0.4), replace(cfg.sparsity, joint=0.5)
+    allowed = cfg.recipe != "paper" and not cannot_walk(dense.model)
+    if allowed:
+        try:
+            make_target(dense, check_supported(dense.blocks, budget)[0], budget)
+        except CorpError:
+            allowed = False
+    taken = "sparsity.macs=0.4" if allowed else "sparsity.joint=0.5"
     console.err().print(f"corp: nothing says how much to remove; taking {taken}", style="dim", markup=False)
-    return replace(cfg.sparsity, joint=0.5) if paper else replace(cfg.sparsity, macs=0.4)
+    return budget if allowed else fixed
 
 
 def choose_images(everything: ImageSet, judged: ImageSet | None, cfg: PruneConfig, head: Head) -> Images:

@@ -111,9 +111,11 @@ def candidates(line: str, commands: Sequence[str]) -> list[str]:
         return [f"{key}={choice}" for choice in VALUES[key] if choice.startswith(value)]
     from corp_cli.cli.hydra_app import BARE, spelled_out
 
+    words = [one for one in words if one != "--dry-run"]
     if command in BARE:
-        return [*_hydra_candidates(command, spelled_out(command, words), word), *_paths(word)]
-    return _hydra_candidates(command, [word for word in words if word not in OWN_FLAGS.get(command, ())], word)
+        found = _hydra_candidates(command, spelled_out(command, words), word)
+        return found if command == "push" else [*found, *_paths(word)]  # which names no file
+    return _hydra_candidates(command, words, word)
 
 
 def _paths(start: str) -> list[str]:

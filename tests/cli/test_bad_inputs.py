@@ -16,7 +16,9 @@ import pytest
 from corp_cli.cli.main import main
 from tests.support.bad_input_cases import CASES, Case
 
-NOTE = re.compile(r"corp: (warning: |images are seen at |statistics of |go on with: )")  # said besides the sentence
+NOTE = re.compile(
+    r"corp: (warning: |images are seen at |nothing says how much |statistics of |go on with: )"
+)  # said besides the sentence
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def test_sizes_of_a_plan_are_shown_by_block(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.usefixtures("rates", "tiny_digits")
 @pytest.mark.parametrize("flag", ["--dry-run", "dry_run=true"])
 def test_nothing_is_written(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prune", flag, *QUICK]) == 0
+    assert main(["prune", flag, *QUICK, "sparsity.joint=0.5"]) == 0
     assert not list(tmp_path.iterdir())
     out = capsys.readouterr().out
     assert out.startswith("vit_digits, best recipe: a dry run, nothing is written.")
@@ -155,7 +155,8 @@ def test_the_run_itself_is_not_begun(monkeypatch: pytest.MonkeyPatch, rates: Cal
 
 def seconds(*overrides: str) -> dict[str, float]:
     """Without the refit of MLPs: see above."""
-    return foresee(load_config(*QUICK, "compensation.mlp=affine", *overrides)).seconds
+    named = [] if any(one.startswith("sparsity.macs") for one in overrides) else ["sparsity.joint=0.5"]
+    return foresee(load_config(*QUICK, *named, "compensation.mlp=affine", *overrides)).seconds
 
 
 def test_seconds_follow_images_stages_and_rates(
@@ -219,7 +220,7 @@ def test_curves_cost_the_blocks_after_each_group() -> None:
 
 @pytest.mark.usefixtures("rates")
 def test_streams_of_sequential_repair_need_memory() -> None:
-    many = ["calibration.num_images=1000", "calibration.batch_size=1"]
+    many = ["sparsity.joint=0.5", "calibration.num_images=1000", "calibration.batch_size=1"]
     with_streams = foresee(load_config(*QUICK, *many)).peak_mib["host"] or 0
     without = foresee(load_config(*QUICK, *many, "compensation.propagate=none")).peak_mib["host"] or 0
     streams = 1000 * 3 * 17 * 96 * 4 / 2**20

@@ -34,7 +34,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with patch.context() as held:
         held.setitem(BUNDLED, "vit_digits", write_tiny(folder.parent / "tiny.safetensors"))
         quick = ["calibration.num_images=64", "calibration.num_workers=0", "evaluation.num_workers=0"]
-        quick += ["compensation=mean", "evaluation.throughput_batches=0", "device=cpu"]
+        quick += ["sparsity.joint=0.5", "compensation=mean", "evaluation.throughput_batches=0", "device=cpu"]
         assert main(["prune", *quick, f"hydra.run.dir={folder}"]) == 0
     return folder
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from corp_cli.commands import info
 from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConfig
-from corp_cli.config.prune import InfoConfig, ModelConfig, PruneConfig
+from corp_cli.config.prune import InfoConfig, ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files import tensors as tensor_files
 from corp_cli.files.checkpoint import load_pruned, pruned_model, write_checkpoint
@@ -39,7 +39,8 @@ from tests.support.variants import logits, require_same
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     quick = EvaluationConfig(num_images=16, throughput_batches=0)
-    prune(PruneConfig(calibration=CalibrationConfig(num_images=64), evaluation=quick, device="cpu"), folder)
+    cfg = PruneConfig(calibration=CalibrationConfig(num_images=64), evaluation=quick, device="cpu")
+    prune(replace(cfg, sparsity=SparsityConfig(joint=0.5)), folder)
     return folder / "pruned.safetensors"
 
 

@@ -114,6 +114,7 @@ def test_pruned_as_typed_and_loaded_with_corp_alone(saved: tuple[nn.Module, Path
         "evaluation.num_workers=0",
         "evaluation.throughput_batches=0",
         f"hydra.run.dir={tmp_path}/out",
+        "sparsity.joint=0.5",
         "device=cpu",
     ]
     assert main(["prune", *run]) == 0

@@ -133,14 +133,16 @@ def test_statistics_of_a_half_processed_batch_do_not_count(
 def test_evaluation_is_halved_too(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, measure = prune(config()).report.evaluation, evaluate.measure
 
-    def tight(models: dict[str, nn.Module], batches: Iterator[tuple[Tensor, Tensor]]) -> dict[str, evaluate.Running]:
+    def tight(
+        models: dict[str, nn.Module], batches: Iterator[tuple[Tensor, Tensor]], precision: str
+    ) -> dict[str, evaluate.Running]:
         def checked() -> Iterator[tuple[Tensor, Tensor]]:
             for images, labels in batches:
                 if len(images) > 8:
                     raise torch.OutOfMemoryError("CUDA out of memory.")
                 yield images, labels
 
-        return measure(models, checked())
+        return measure(models, checked(), precision=precision)
 
     monkeypatch.setattr(evaluate, "measure", tight)
     report = prune(config()).report

@@ -85,7 +85,11 @@ VALUES = [
     Case("sparsity nan", ["prune", "sparsity.qk=nan"], ("out of range",)),
     Case("joint with mlp", ["prune", "sparsity.joint=0.5", "sparsity.mlp=0.5"], ("sparsity.joint", "sparsity.mlp")),
     Case("one bad value of a sweep", ["prune", "-m", "sparsity.joint=0.5,1.5"], ("1.5 is out of range",)),
-    Case("merging without a budget", ["prune", "sparsity.merge_tokens=true"], ("give sparsity.macs or",)),
+    Case(
+        "merging without a budget",
+        ["prune", "sparsity.joint=0.5", "sparsity.merge_tokens=true"],
+        ("give sparsity.macs or",),
+    ),
     Case("round_to 0", ["prune", "sparsity.round_to=0"], ("at least 1",)),
     Case("unknown ranker", ["prune", "ranker.mlp=best"], ("activation", "magnitude")),
     Case("unknown compensation", ["prune", "compensation.qk=best"], ("sylvester",)),
@@ -102,7 +106,7 @@ VALUES = [
     Case("unknown device", ["prune", *QUICK, "device=gpu"], ("device=gpu is not a device",)),
     Case(
         "too few tokens without a ridge",
-        ["prune", *QUICK, "calibration.num_images=1", "compensation.ridge_lambda=0"],
+        ["prune", *QUICK, "sparsity.joint=0.5", "calibration.num_images=1", "compensation.ridge_lambda=0"],
         ("images",),
     ),
 ]
@@ -216,7 +220,10 @@ MODELS = [
     ),
     Case("argument that timm lacks", ["prune", *TIMM, "+model.args.legs=4", *PHOTOS], ("legs",), photos),
     Case(
-        "group the layers do not allow", ["prune", *TIMM, "+model.args.qk_norm=true", *PHOTOS], ("sparsity.qk",), photos
+        "group the layers do not allow",
+        ["prune", *TIMM, "+model.args.qk_norm=true", "sparsity.joint=0.5", *PHOTOS],
+        ("sparsity.qk",),
+        photos,
     ),
     Case("hub out of reach", ["prune", "model.name=hf-hub:corp-no/such-model", *PHOTOS], ("HF_HUB_OFFLINE",), photos),
 ]
