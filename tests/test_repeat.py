@@ -32,6 +32,7 @@ def untimed(run: Path) -> dict[str, Any]:
     return {key: value for key, value in report.items() if key not in TIMED}
 
 
+@pytest.mark.slow
 def test_a_saved_config_repeats_its_run_bit_for_bit(tmp_path: Path) -> None:
     corp("prune", *QUICK, *SETTINGS, "hydra.run.dir=first")
     corp("prune", "--config-dir", "first/.hydra", "--config-name", "config", "hydra.run.dir=again")

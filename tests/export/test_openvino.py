@@ -65,6 +65,7 @@ def test_weights_of_half_the_size(openvino: Any, tmp_path: Path) -> None:
     assert sizes[1] < 0.6 * sizes[0]
 
 
+@pytest.mark.slow
 def test_beside_onnx_at_the_end_of_a_run(openvino: Any, tmp_path: Path) -> None:
     args = ["compensation.mlp=affine", "export.formats=[onnx,openvino]", f"hydra.run.dir={tmp_path}"]
     assert main(["prune", *PRUNE, *args]) == 0

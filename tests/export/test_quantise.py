@@ -90,6 +90,7 @@ def test_both_are_close_to_the_model_for_any_batch(written: list[Written]) -> No
 # --- the commands ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_digits_model_is_calibrated_on_its_own_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = export(tmp_path, *DENSE, "int8=static", "calibration.num_images=64")
     whole, small = found["files"]
@@ -131,6 +132,7 @@ def test_random_images_are_refused_and_nothing_stays(tmp_path: Path, capsys: pyt
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_prune_calibrates_on_its_calibration_images(tmp_path: Path) -> None:
     args = ["export.formats=onnx", "export.int8=static", "export.int8_images=32", f"hydra.run.dir={tmp_path}"]
     assert main(["prune", *PRUNE, "compensation.mlp=affine", *args]) == 0

@@ -73,6 +73,7 @@ def test_bfloat16_gives_the_figures_of_float32_within_rounding(tmp_path: Path) -
     assert mixed["warnings"] == []
 
 
+@pytest.mark.slow
 def test_a_run_judges_in_bfloat16_and_writes_the_same_weights(tmp_path: Path) -> None:
     few = ["device=cpu", "calibration.num_images=64", "calibration.num_workers=0", "evaluation.num_workers=0"]
     few += ["evaluation.num_images=200", "evaluation.throughput_batches=0", "compensation.mlp=affine"]

@@ -38,6 +38,7 @@ def report(folder: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 def test_every_objective_is_its_figure_of_the_report(returned: list[Any]) -> None:
     names = ["top1", "kl", "parameters", "[macs,agreement]", "latency", "null"]
     argv = [*QUICK, "evaluation.throughput_batches=1", "compensation=mean", f"objective={','.join(names)}"]
