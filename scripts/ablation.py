@@ -59,6 +59,8 @@ BUDGETS = {
     "joint .75 (budget)": (["sparsity.macs=0.5748"], "sparsity.joint=0.75"),
     "MLP .5 only, uniform": (["sparsity.mlp=0.5"], "sparsity.mlp=0.5"),
     "QK .5 only": (["sparsity.qk=0.5"], "sparsity.qk=0.5"),
+    "joint .5 and vo .5, uniform": (["sparsity.joint=0.5", "sparsity.vo=0.5"], ""),
+    "parameters of joint .5 (budget)": (["sparsity.params=0.388"], ""),
     "joint .5 (budget), 128 images": ([f"sparsity.macs={JOINT_HALF}", "calibration.num_images=128"], ""),
 }
 
