@@ -16,9 +16,8 @@ import pytest
 from corp_cli.cli.main import main
 from tests.support.bad_input_cases import CASES, Case
 
-NOTE = re.compile(
-    r"corp: (warning: |images are seen at |nothing says how much |statistics of |go on with: )"
-)  # said besides the sentence
+# What may be said besides the sentence.
+NOTE = re.compile(r"corp: (warning: |images are seen at |nothing says how much |statistics of |go on with: )")
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
+from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.linalg.ridge import refit
-from corp_cli.method.calibrate import calibrate
-from corp_cli.method.compensate import compensate
-from corp_cli.method.fit_one_shot import fit_every_block
-from corp_cli.method.keep import keep
 from corp_cli.method.observe import joint_moments, observe
-from corp_cli.method.rank import RankerArgs, rank
 from corp_cli.method.sample import Sample, chances, sampled
-from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.stream import ASIDE, enter_block, kept_aside, start_streams
 from corp_cli.models.adapter import blocks_of, hidden_units, mlp_weights
 from corp_cli.models.streams import sublayers
-from corp_cli.sizes.uniform import check_supported, uniform_sizes
 from tests.support import variants
+from tests.support.repair import repaired
 from tests.support.variants import logits
 
 MLP_HALF = SparsityConfig(mlp=0.5, round_to=1, skip_unsupported=True)
@@ -111,10 +105,7 @@ def error(model: torch.nn.Module, pruned: torch.nn.Module, x: torch.Tensor) -> f
 def test_every_mlp_that_can_be_cut_is_refitted(variant: str) -> None:
     model, x = variants.build(variant), variants.images(variant, 40)
     blocks = blocks_of(model)
-    groups, _ = check_supported(blocks, MLP_HALF)
-    sizes = tuple(uniform_sizes(block, groups, MLP_HALF) for block in blocks)
-    cfg, args = CompensationConfig(), RankerArgs.seeded(0, 0.1)
-    pruned, errors = compensate_sequentially(model, blocks, sizes, (), groups, x.split(8), RankerConfig(), cfg, args)
+    pruned, errors = repaired(model, x, 8, MLP_HALF, CompensationConfig())
     assert logits(pruned, x).isfinite().all()
     for block, found in zip(blocks, errors, strict=True):
         fits = found["mlp"].fits if "mlp" in found else ()
@@ -127,22 +118,9 @@ def test_every_mlp_that_can_be_cut_is_refitted(variant: str) -> None:
 @pytest.mark.parametrize("propagate", ["sequential", "none"])
 def test_the_refit_comes_closer_on_other_images(propagate: str) -> None:
     model, x = variants.build("deit"), variants.images("deit", 400)
-    other, blocks = variants.images("deit", 200, seed=9), blocks_of(model)
-    sizes = tuple(uniform_sizes(block, GROUPS, MLP_HALF) for block in blocks)
-    found = {}
+    other, found = variants.images("deit", 200, seed=9), {}
     for cfg in (AFFINE, replace(AFFINE, mlp="gauss_newton")):
-        args = RankerArgs.seeded(0, 0.1)
-        if propagate == "sequential":
-            pruned, _ = compensate_sequentially(
-                model, blocks, sizes, (), GROUPS, x.split(50), RankerConfig(), cfg, args
-            )
-        else:
-            statistics = calibrate(model, blocks, x.split(50), GROUPS)
-            scores = rank(model, blocks, statistics, GROUPS, RankerConfig(), args, None)
-            kept = tuple(keep(*each) for each in zip(scores, blocks, sizes, strict=True))
-            pruned, errors = compensate(model, blocks, statistics, kept, cfg)
-            if cfg.mlp == "gauss_newton":
-                pruned, errors = fit_every_block(model, pruned, blocks, kept, errors, x.split(50), cfg, 0)
-                assert all(error["mlp"].fits for error in errors)
+        pruned, errors = repaired(model, x, 50, MLP_HALF, replace(cfg, propagate=propagate))
+        assert all(error["mlp"].fits for error in errors) == (cfg.mlp == "gauss_newton")
         found[cfg.mlp] = error(model, pruned, other)
     assert found["gauss_newton"] < 0.9 * found["affine"]

@@ -8,18 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
+from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.method import fit_values
-from corp_cli.method.calibrate import calibrate
-from corp_cli.method.compensate import Errors, compensate
-from corp_cli.method.fit_one_shot import fit_every_block
-from corp_cli.method.keep import keep
-from corp_cli.method.rank import RankerArgs, rank
-from corp_cli.method.sequential import compensate_sequentially
+from corp_cli.method.compensate import Errors
 from corp_cli.method.stream import enter_block, start_streams
 from corp_cli.models.adapter import attention_weights, blocks_of
-from corp_cli.sizes.uniform import check_supported, uniform_sizes
 from tests.support import variants
+from tests.support.repair import repaired
 from tests.support.variants import logits
 
 HALF = SparsityConfig(vo=0.5, round_to=1, skip_unsupported=True)
@@ -27,22 +22,8 @@ LOWRANK = CompensationConfig(mlp="affine", vo="lowrank", ridge_lambda=0.1)
 REDUCED = replace(LOWRANK, vo="reduced_rank")
 
 
-def repair(
-    model: nn.Module, x: Tensor, cfg: CompensationConfig, sparsity: SparsityConfig = HALF
-) -> tuple[nn.Module, Errors]:
-    blocks = blocks_of(model)
-    groups, _ = check_supported(blocks, sparsity)
-    sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
-    args = RankerArgs.seeded(0, 0.1)
-    if cfg.propagate == "sequential":
-        return compensate_sequentially(model, blocks, sizes, (), groups, x.split(20), RankerConfig(), cfg, args)
-    statistics = calibrate(model, blocks, x.split(20), groups)
-    scores = rank(model, blocks, statistics, groups, RankerConfig(), args, None)
-    kept = tuple(keep(*each) for each in zip(scores, blocks, sizes, strict=True))
-    pruned, errors = compensate(model, blocks, statistics, kept, cfg)
-    if cfg.vo == "reduced_rank":
-        pruned, errors = fit_every_block(model, pruned, blocks, kept, errors, x.split(20), cfg, 0)
-    return pruned, errors
+def repair(model: nn.Module, x: Tensor, cfg: CompensationConfig) -> tuple[nn.Module, Errors]:
+    return repaired(model, x, 20, HALF, cfg)
 
 
 def distance(model: nn.Module, pruned: nn.Module, x: Tensor) -> float:

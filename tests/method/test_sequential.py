@@ -12,16 +12,14 @@ from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig,
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, write_checkpoint
 from corp_cli.method.observe import inverse_gain
-from corp_cli.method.rank import RankerArgs
-from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.stream import start_streams
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.models.streams import enter, head, logits_from, read_tokens, sublayers, tokens
-from corp_cli.sizes.uniform import check_supported, uniform_sizes
 from tests.support import variants
+from tests.support.repair import repaired
 from tests.support.variants import logits, require_same
 
 CPU = torch.device("cpu")
@@ -34,12 +32,7 @@ def config(**kwargs: object) -> PruneConfig:
 
 
 def repair(model: nn.Module, x: Tensor, sparsity: SparsityConfig, cfg: PruneConfig) -> nn.Module:
-    blocks = blocks_of(model)
-    groups, _ = check_supported(blocks, sparsity)
-    sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
-    args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge)
-    images, how = x.split(4), cfg.compensation
-    return compensate_sequentially(model, blocks, sizes, (), groups, images, cfg.ranker, how, args)[0]
+    return repaired(model, x, 4, sparsity, cfg.compensation, cfg.ranker)[0]
 
 
 @PATHS

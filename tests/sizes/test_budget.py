@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import itertools
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,16 @@ from typing import Any
 import pytest
 import timm
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from corp_cli import pipeline
-from corp_cli.config.images import CalibrationConfig, EvaluationConfig
-from corp_cli.config.prune import CompensationConfig, PruneConfig, SparsityConfig
+from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.errors import CorpError
-from corp_cli.files.cache.cache import Cache
 from corp_cli.measure.macs import count_macs
-from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
-from corp_cli.models.loading import skeleton
-from corp_cli.models.spec import ModelSpec
 from corp_cli.models.token_block import all_tokens, most_merged
 from corp_cli.pipeline import prune
-from corp_cli.report.schema import Report
 from corp_cli.sizes import latency
 from corp_cli.sizes.budget import (
     Choice,
@@ -42,17 +33,12 @@ from corp_cli.sizes.budget import (
     uniform,
 )
 from corp_cli.sizes.costs import cost_of, linear_costs
-from corp_cli.sizes.curves import ANCHORS, TOKENS, Curve, damage_curves, interpolate
-from corp_cli.sizes.plan import SizePlan, best_plan
-from corp_cli.sizes.plan_file import plan_text, read_plan
+from corp_cli.sizes.curves import TOKENS
+from corp_cli.sizes.plan import best_plan
 from corp_cli.sizes.target import merges_tokens, updated_tokens
 from tests.support import variants
+from tests.support.budgets import BLOCKS, DENSE, SPEC, run
 from tests.support.figures import known
-from tests.support.variants import SMALL
-
-SPEC = ModelSpec("deit_tiny_patch16_224", SMALL, {"input_size": [3, 32, 32]})
-BLOCKS = blocks_of(skeleton(SPEC))
-DENSE = tuple(block.sizes for block in BLOCKS)
 
 
 @settings(deadline=None, max_examples=25)
@@ -134,58 +120,6 @@ def test_what_is_spent_stays_within_the_budget(key: str, fraction: float) -> Non
     assert budget.speedup(sizes) is None
 
 
-def test_damage_is_interpolated_along_the_error_and_never_falls() -> None:
-    errors = torch.tensor([16.0, 9.0, 4.0, 1.0, 0.0])  # by kept size 0..4
-    curve = interpolate(errors, [4, 2], [0.1, 0.5])
-    torch.testing.assert_close(curve, torch.tensor([1.6, 0.9, 0.4, 0.1, 0.0]).double())
-    flat = interpolate(errors, [4, 3, 2], [0.1, 0.5, 0.3])
-    assert (flat[:-1] >= flat[1:]).all()
-    assert flat[2] == flat[3]
-
-
-def test_plans_come_back(tmp_path: Path) -> None:
-    sizes = (Sizes(40, 5, 9, 2), Sizes(128, 16, 16, 1))
-    (tmp_path / "plan.yaml").write_text(plan_text(SizePlan(sizes, 1, (), 0.25), BLOCKS))
-    again = read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 5, 0)
-    assert (again.sizes, again.updated_tokens) == (sizes, 1)
-    (tmp_path / "part.yaml").write_text("blocks: {blocks.1: {mlp: 8}}")
-    assert read_plan(tmp_path / "part.yaml", BLOCKS, 0, 0, 0).sizes == (DENSE[0], Sizes(8, 16, 16, 2))
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("", "holds no `blocks`"),
-        ("blocks: [1]", "holds no `blocks`"),
-        ("{", "cannot be read"),
-        ("blocks: {blocks.7: {mlp: 8}}", "names blocks.7, which the model does not have"),
-        ("blocks: {blocks.0: {mpl: 8}}", r"names blocks\.0\.mpl"),
-        ("blocks: {blocks.0: {mlp: 0}}", "give a number from 1 to 128"),
-        ("blocks: {blocks.0: {mlp: 129}}", "give a number from 1 to 128"),
-        ("blocks: {blocks.0: {mlp: 8.5}}", "give a number from 1 to 128"),
-        ("blocks: {3: {mlp: 8}, blocks.0: {mlp: 8}, x: {}}", "names 3, which the model does not have"),
-        ("blocks: {blocks.0: {3: 8}}", r"names blocks\.0\.3; the groups are"),
-        ("blocks: {blocks.0: [8]}", r"blocks\.0 is no list of group: size"),
-        ("[" * 10**5, "nested too deeply"),
-        ("a: &a [x]\n" + "".join(f"{i}: &{i} [*{i - 1}, *{i - 1}]\n" for i in range(1, 60)), "cannot be read"),
-        ("a: &a {mlp: 8}\nblocks: {blocks.0: *a, blocks.1: *a}", "holds aliases, which a plan does without"),
-        ("{blocks: {}, last_block_tokens: 1}", r"last_block_tokens=1; this model needs null \(all tokens\)"),
-    ],
-)
-def test_broken_plans_are_refused_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    path = tmp_path / "plan.yaml"
-    path.write_text(text)
-    with pytest.raises(CorpError, match=sentence):
-        read_plan(path, BLOCKS, 0, 0, 0)
-
-
-@pytest.mark.parametrize("tokens", [0, 6, 10**9])
-def test_the_last_block_updates_no_more_tokens_than_there_are(tmp_path: Path, tokens: int) -> None:
-    (tmp_path / "plan.yaml").write_text(f"{{blocks: {{}}, last_block_tokens: {tokens}}}")
-    with pytest.raises(CorpError, match=f"last_block_tokens={tokens}; this model needs 1 to 5, or null"):
-        read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 5, 0)
-
-
 def test_tokens_are_counted() -> None:
     assert all_tokens(variants.build("vit")) == 5
     assert all_tokens(variants.build("gap_no_class_token")) == 0
@@ -195,15 +129,6 @@ def test_a_model_of_one_block_merges_no_tokens() -> None:
     one = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
     assert most_merged(one) == 0
     assert not merges_tokens(one, SparsityConfig(macs=0.3))
-
-
-def run(sparsity: SparsityConfig) -> PruneConfig:
-    return PruneConfig(
-        sparsity=sparsity,
-        calibration=CalibrationConfig(num_images=48, num_workers=0),
-        evaluation=EvaluationConfig(num_images=32, num_workers=0, throughput_batches=0),
-        device="cpu",
-    )
 
 
 @pytest.mark.usefixtures("tiny_digits")
@@ -238,41 +163,6 @@ def test_a_budget_out_of_reach_is_told_before_any_long_work(key: str) -> None:
     asked: dict[str, Any] = {key: 0.97}
     with pytest.raises(CorpError, match=rf"sparsity\.{key}=0\.97 cannot be met: at most 0\.\d+ of this model"):
         prune(run(SparsityConfig(**asked)))
-
-
-@pytest.mark.usefixtures("tiny_digits")
-def test_budgets_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One set serves all where tokens may be merged; else one those that ask for about the same."""
-    measured: list[tuple[float, ...]] = []
-
-    def counted(*args: Any) -> list[Curve]:
-        measured.append(args[5])
-        return damage_curves(*args)
-
-    def spent(fraction: float, merge: bool | None = None, seed: int = 0) -> Report:
-        asked = SparsityConfig(macs=fraction, curve_images=16, merge_tokens=merge)
-        return prune(replace(run(asked), seed=seed), cache=Cache(tmp_path)).report
-
-    monkeypatch.setattr(pipeline, "damage_curves", counted)
-    first, _, again = spent(0.45), spent(0.2), spent(0.45)
-    assert measured == [ANCHORS[0.0]]
-    assert again.blocks == first.blocks
-    assert {(curve.block, curve.group) for curve in again.sparsity.curves} >= {
-        (block.name, group) for block in again.blocks for group in ("mlp", "qk", "vo")
-    }
-    for curve in again.sparsity.curves:
-        assert curve.sizes == sorted(curve.sizes)
-        assert curve.damage == sorted(curve.damage, reverse=True)
-        assert curve.damage[-1] == 0
-    for fraction in (0.65, 0.7, 0.2, 0.25):
-        spent(fraction, merge=False)
-    assert measured[1:] == [ANCHORS[0.4], ANCHORS[0.2]]
-    spent(0.2, seed=1)
-    assert len(measured) == 4
-    for path in tmp_path.glob("curves-*"):
-        path.write_text("{")
-    spent(0.2)
-    assert len(measured) == 5
 
 
 def test_a_budget_that_only_the_strongest_merging_meets_is_met() -> None:
@@ -351,23 +241,6 @@ def test_grids_reach_from_an_eighth_to_all() -> None:
     assert latency.grid(1, 4) == (1,)
 
 
-@pytest.mark.parametrize(
-    ("merge", "mergeable", "said"),
-    [
-        (3, 2, "asks merge=3, 0 of the blocks; for this model, give counts that add up to 2 at most"),
-        (-1, 2, "asks merge=-1, 0"),
-        (True, 2, "asks merge=True, 0"),
-        (1, 0, "asks merge=1, 0 of the blocks; for this model, leave them out"),
-    ],
-)
-def test_plans_say_how_many_tokens_are_merged(tmp_path: Path, merge: int, mergeable: int, said: str) -> None:
-    (tmp_path / "plan.yaml").write_text(plan_text(SizePlan(DENSE, 1, (2, 0)), BLOCKS))
-    assert read_plan(tmp_path / "plan.yaml", BLOCKS, 1, 5, 2) == SizePlan(DENSE, 1, (2, 0))
-    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"blocks": {"blocks.0": {"merge": merge}}}))
-    with pytest.raises(CorpError, match=re.escape(said)):
-        read_plan(tmp_path / "bad.yaml", BLOCKS, 1, 5, mergeable)
-
-
 def test_tokens_are_not_merged_where_a_head_reads_them_all() -> None:
     model = variants.build("gap_no_class_token")
     assert not merges_tokens(model, SparsityConfig(macs=0.3))
@@ -382,27 +255,6 @@ def test_tokens_are_not_merged_where_a_head_reads_them_all() -> None:
     assert not merges_tokens(backbone, SparsityConfig(params=0.3))
     backbone.num_classes = 0  # type: ignore[assignment]
     assert not merges_tokens(backbone, SparsityConfig(macs=0.3))
-
-
-@pytest.mark.usefixtures("tiny_digits")
-def test_a_missing_plan_is_told_before_any_long_work(tmp_path: Path) -> None:
-    with pytest.raises(CorpError, match=r"sparsity\.plan=.*nowhere\.yaml does not exist"):
-        prune(run(SparsityConfig(plan=str(tmp_path / "nowhere.yaml"))))
-
-
-@pytest.mark.usefixtures("tiny_digits")
-def test_a_bad_image_among_those_for_curves_is_left_out(tmp_path: Path) -> None:
-    from PIL import Image
-
-    for i in range(40):
-        Image.new("L", (8, 8), 6 * i).save(tmp_path / f"{i:02}.png")
-    (tmp_path / "07.png").write_bytes(b"not an image")
-    cfg = run(SparsityConfig(macs=0.3, curve_images=40))
-    calibration = CalibrationConfig(path=str(tmp_path), num_images=40, max_bad=0.1, num_workers=0)
-    evaluation = replace(cfg.evaluation, max_bad=0.1)  # no image is left over, so the same ones are judged on
-    report = prune(replace(cfg, calibration=calibration, evaluation=evaluation)).report
-    assert report.calibration.bad.count == 1
-    assert len([w for w in report.warnings if "of calibration.path" in w]) == 1
 
 
 @pytest.mark.parametrize("key", ["alpha", "beta", "token_floor"])

@@ -1,0 +1,78 @@
+"""Damage curves: interpolated between what is measured, shared by budgets, of images that can be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from corp_cli import pipeline
+from corp_cli.config.images import CalibrationConfig
+from corp_cli.config.prune import SparsityConfig
+from corp_cli.files.cache.cache import Cache
+from corp_cli.pipeline import prune
+from corp_cli.report.schema import Report
+from corp_cli.sizes.curves import ANCHORS, Curve, damage_curves, interpolate
+from tests.support.budgets import run
+
+
+def test_damage_is_interpolated_along_the_error_and_never_falls() -> None:
+    errors = torch.tensor([16.0, 9.0, 4.0, 1.0, 0.0])  # by kept size 0..4
+    curve = interpolate(errors, [4, 2], [0.1, 0.5])
+    torch.testing.assert_close(curve, torch.tensor([1.6, 0.9, 0.4, 0.1, 0.0]).double())
+    flat = interpolate(errors, [4, 3, 2], [0.1, 0.5, 0.3])
+    assert (flat[:-1] >= flat[1:]).all()
+    assert flat[2] == flat[3]
+
+
+@pytest.mark.usefixtures("tiny_digits")
+def test_budgets_share_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One set serves all where tokens may be merged; else one those that ask for about the same."""
+    measured: list[tuple[float, ...]] = []
+
+    def counted(*args: Any) -> list[Curve]:
+        measured.append(args[5])
+        return damage_curves(*args)
+
+    def spent(fraction: float, merge: bool | None = None, seed: int = 0) -> Report:
+        asked = SparsityConfig(macs=fraction, curve_images=16, merge_tokens=merge)
+        return prune(replace(run(asked), seed=seed), cache=Cache(tmp_path)).report
+
+    monkeypatch.setattr(pipeline, "damage_curves", counted)
+    first, _, again = spent(0.45), spent(0.2), spent(0.45)
+    assert measured == [ANCHORS[0.0]]
+    assert again.blocks == first.blocks
+    assert {(curve.block, curve.group) for curve in again.sparsity.curves} >= {
+        (block.name, group) for block in again.blocks for group in ("mlp", "qk", "vo")
+    }
+    for curve in again.sparsity.curves:
+        assert curve.sizes == sorted(curve.sizes)
+        assert curve.damage == sorted(curve.damage, reverse=True)
+        assert curve.damage[-1] == 0
+    for fraction in (0.65, 0.7, 0.2, 0.25):
+        spent(fraction, merge=False)
+    assert measured[1:] == [ANCHORS[0.4], ANCHORS[0.2]]
+    spent(0.2, seed=1)
+    assert len(measured) == 4
+    for path in tmp_path.glob("curves-*"):
+        path.write_text("{")
+    spent(0.2)
+    assert len(measured) == 5
+
+
+@pytest.mark.usefixtures("tiny_digits")
+def test_a_bad_image_among_those_for_curves_is_left_out(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for i in range(40):
+        Image.new("L", (8, 8), 6 * i).save(tmp_path / f"{i:02}.png")
+    (tmp_path / "07.png").write_bytes(b"not an image")
+    cfg = run(SparsityConfig(macs=0.3, curve_images=40))
+    calibration = CalibrationConfig(path=str(tmp_path), num_images=40, max_bad=0.1, num_workers=0)
+    evaluation = replace(cfg.evaluation, max_bad=0.1)  # no image is left over, so the same ones are judged on
+    report = prune(replace(cfg, calibration=calibration, evaluation=evaluation)).report
+    assert report.calibration.bad.count == 1
+    assert len([w for w in report.warnings if "of calibration.path" in w]) == 1
