@@ -115,11 +115,10 @@ def prune(
         models = {"dense": dense, "uncompensated": uncompensated, "pruned": pruned}
         found, probe = halving_batches(lambda c: examine(models, work, c), cfg.evaluation, "evaluation")
     with watch("export"):
-        manifest, files = make_manifest(dense, pruned, work.dense.spec, cfg), None
+        manifest, files = carry_manifest(pruned, make_manifest(dense, pruned, work.dense.spec, cfg)), None
         if folder:
             export(pruned, manifest, folder, probe)
             files = export_formats(pruned, manifest, images, cfg, folder)
-    carry_manifest(pruned, manifest)
     report = make_report(cfg, work, manifest, pruned, errors, found, plan, files, watch.seconds, warnings)
     if folder:
         write_whole(folder / PLAN, lambda file: file.write(plan_text(plan, blocks)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,35 +73,38 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     dense = given.dense if given else dense_model(cfg.model, cfg.data, cfg.seed)
     if not everything.prepared:
         console.err().print(f"corp: images are seen at {describe(dense.spec.data)}", style="dim", markup=False)
-    cfg = replace(cfg, sparsity=settled(cfg, dense))
-    groups, skipped = check_supported(dense.blocks, cfg.sparsity)
+    sparsity, target = settled(cfg, dense)
+    cfg = replace(cfg, sparsity=sparsity)
+    groups, skipped = check_supported(dense.blocks, sparsity)
     check_walk(dense, cfg)
     judged, head = (given and given.evaluation) or evaluation_images(cfg), head_of(dense.model)
     images = choose_images(everything, judged, cfg, head)
     dense.model.to(device)
     require_labels(cfg.gate, images.evaluation.labelled)
     require_objective(names_in(cfg.objective), head, images.evaluation.labelled)
-    return Work(dense, groups, skipped, images, make_target(dense, groups, cfg.sparsity), cfg.sparsity)
+    target = target or make_target(dense, groups, sparsity)
+    return Work(dense, groups, skipped, images, target, sparsity)
 
 
-def settled(cfg: PruneConfig, dense: LoadedModel) -> SparsityConfig:
+def settled(cfg: PruneConfig, dense: LoadedModel) -> tuple[SparsityConfig, Target | None]:
     """What to remove: as `cfg` says; else 40% of all MACs, or what the paper does at that sparsity of its own.
 
     That is half of the MLP, and of queries and keys: with the paper's recipe, and for models that do not allow such a
-    budget, or whose blocks cannot be walked through, on which damage is measured.
+    budget, or whose blocks cannot be walked through, on which damage is measured. With it comes the target, where that
+    had to be made to find out.
     """
-    if cfg.sparsity.named():
-        return cfg.sparsity
-    budget, fixed = replace(cfg.sparsity, macs=0.4), replace(cfg.sparsity, joint=0.5)
-    allowed = cfg.recipe != "paper" and not cannot_walk(dense.model)
-    if allowed:
-        try:
-            make_target(dense, check_supported(dense.blocks, budget)[0], budget)
-        except CorpError:
-            allowed = False
-    taken = "sparsity.macs=0.4" if allowed else "sparsity.joint=0.5"
+    asked = cfg.sparsity
+    if asked.named():
+        return asked, None
+    found, target = replace(asked, joint=0.5), None
+    if cfg.recipe != "paper" and not cannot_walk(dense.model):
+        budget = replace(asked, macs=0.4)
+        with suppress(CorpError):
+            target = make_target(dense, check_supported(dense.blocks, budget)[0], budget)
+            found = budget
+    taken = "sparsity.joint=0.5" if target is None else "sparsity.macs=0.4"
     console.err().print(f"corp: nothing says how much to remove; taking {taken}", style="dim", markup=False)
-    return budget if allowed else fixed
+    return found, target
 
 
 def choose_images(everything: ImageSet, judged: ImageSet | None, cfg: PruneConfig, head: Head) -> Images:

@@ -148,19 +148,19 @@ def test_where_nothing_is_named_a_budget_is_taken(
     recipe: str, taken: dict[str, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     dense = dense_model(ModelConfig())
-    found = settled(replace(config(), recipe=recipe), dense)
+    found, _ = settled(replace(config(), recipe=recipe), dense)
     assert found == SparsityConfig(**taken)  # type: ignore[arg-type]
     key, value = next(iter(taken.items()))
     assert f"taking sparsity.{key}={value}" in capsys.readouterr().err
     for named in ({"vo": 0.5}, {"heads": 0.0}, {"params": 0.1}):
         asked = SparsityConfig(**named)  # type: ignore[arg-type]
-        assert settled(replace(config(), recipe=recipe, sparsity=asked), dense) is asked
+        assert settled(replace(config(), recipe=recipe, sparsity=asked), dense)[0] is asked
     assert not capsys.readouterr().err
 
 
 def test_a_budget_is_not_taken_where_blocks_cannot_be_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("corp_cli.prepare.cannot_walk", lambda model: "it is odd")
-    assert settled(replace(config(), recipe="best"), dense_model(ModelConfig())) == SparsityConfig(joint=0.5)
+    assert settled(replace(config(), recipe="best"), dense_model(ModelConfig()))[0] == SparsityConfig(joint=0.5)
 
 
 def test_nothing_removed_is_the_dense_model() -> None:

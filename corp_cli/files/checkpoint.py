@@ -45,15 +45,8 @@ def weights_sha256(model: nn.Module) -> str:
 
 def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path) -> None:
     """Write tensors and manifest to `path`, which appears only when whole. Raises CorpError if it cannot be written."""
-    found = weights_sha256(model)
-    pruned = manifest.pruned_sha256 or found
-    manifest = replace(
-        manifest,
-        format_version=FORMAT_VERSION,
-        counts=counts_of(manifest),
-        pruned_sha256=pruned,
-        trained=manifest.trained or found != pruned,
-    )
+    pruned = manifest.pruned_sha256 or weights_sha256(model)
+    manifest = replace(manifest, format_version=FORMAT_VERSION, counts=counts_of(manifest), pruned_sha256=pruned)
     try:
         save_whole(state_tensors(model), path, FORMAT, manifest.to_json())
     except (OSError, SafetensorError) as error:
@@ -83,12 +76,14 @@ def cut(model: nn.Module, sizes: dict[str, PrunedSizes]) -> None:
 # --- the manifest that a module carries -----------------------------------------------------------------------
 
 
-def carry_manifest(model: nn.Module, manifest: Manifest) -> None:
-    """Let `model` carry its manifest, with the hash of the weights as they are unless the manifest has one.
+def carry_manifest(model: nn.Module, manifest: Manifest) -> Manifest:
+    """Let `model` carry its manifest, with the hash of the weights as they are unless it has one → that manifest.
 
     A plain attribute: deepcopy, pickle, casts, moves and load_state_dict leave it alone, and no state dict holds it.
     """
-    setattr(model, CARRIED, replace(manifest, pruned_sha256=manifest.pruned_sha256 or weights_sha256(model)))
+    manifest = replace(manifest, pruned_sha256=manifest.pruned_sha256 or weights_sha256(model))
+    setattr(model, CARRIED, manifest)
+    return manifest
 
 
 def carried_manifest(model: nn.Module) -> Manifest | None:
@@ -119,7 +114,8 @@ def save_pruned(model: nn.Module, path: str | os.PathLike[str]) -> None:
     if wrong := misfits(plain, inner.state_dict()):
         raise CorpError(f"The {type(inner).__name__} is no longer of the shape that corp gave it: {wrong}; undo that.")
     require_finite(inner)
-    write_checkpoint(inner, manifest, Path(path))
+    trained = manifest.trained or manifest.pruned_sha256 not in (None, weights_sha256(inner))
+    write_checkpoint(inner, replace(manifest, trained=trained), Path(path))
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def fit_every_block(
     """A copy of `pruned` in which all values and MLPs that were cut are refitted; `errors` with what came of it."""
     pruned, found = copy.deepcopy(pruned), [dict(error) for error in errors]
     stream = start_streams(dense, blocks, batches, cfg, seed)
-    several = sum(map(len, stream.dense)) > 1
+    several, cut = sum(map(len, stream.dense)) > 1, blocks_of(pruned)
     for i, block in enumerate(console.track(blocks, "refit", len(blocks))):
         enter_block(stream, dense, block)
         attention, mlp = sublayers(dense, block)
@@ -53,7 +53,7 @@ def fit_every_block(
         attn, units = kept[i].attn, kept[i].mlp
         if attn is not None and attn.vo.shape[1] < block.sizes.vo and cfg.vo == "reduced_rank" and several:
             targets = [seen.target.cpu() for seen in observe(stream, attention, cfg)]
-            fits = fit_attention(stream, dense, pruned, i, block, attn.heads, targets, cfg, seed + i)
+            fits = fit_attention(stream, dense, pruned, block, cut[i], attn.heads, targets, cfg, seed + i)
             found[i]["vo"] = replace(found[i]["vo"], fits=fits)
         else:
             advance_dense(stream, attention)
@@ -70,15 +70,15 @@ def fit_attention(
     stream: Stream,
     dense: nn.Module,
     pruned: nn.Module,
-    index: int,
     block: Block,
+    cut: Block,
     heads: Tensor,
     targets: list[Tensor],
     cfg: CompensationConfig,
     seed: int,
 ) -> tuple[Fit, ...]:
-    """Refit the values of a block of `pruned`, of which `heads` are left, and its proj."""
-    attn, whole = attention_weights(pruned, blocks_of(pruned)[index]), attention_weights(dense, block)
+    """Refit the values of a `block`, which is `cut` in `pruned` and has `heads` left, and its proj."""
+    attn, whole = attention_weights(pruned, cut), attention_weights(dense, block)
     heads = heads.to(whole.v.device)
     whole = replace(whole, v=whole.v[heads], proj=whole.proj[:, heads])
     fitted, fits = fit_values(stream, pruned, block, attn, whole, targets, cfg, seed)
