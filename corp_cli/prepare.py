@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from corp_cli.config.analyze import AnalyzeConfig
 from corp_cli.config.export import RangesConfig
 from corp_cli.config.gate import LimitsConfig
 from corp_cli.config.images import CalibrationConfig, EvaluationConfig
@@ -111,20 +112,26 @@ def choose_images(everything: ImageSet, judged: ImageSet | None, cfg: PruneConfi
     """Images to calibrate on out of `everything`, and those to judge by: out of `judged`, or what is left over."""
     if judged is None:  # images left over are judged on; what their folders mean depends on all of the folders
         everything = labelled(everything, cfg.evaluation, head)
-    calibration, rest = choose(everything, cfg.calibration.num_images, cfg.seed)
-    if len(calibration) < cfg.calibration.num_images and cfg.calibration.path:
-        console.warn(f"{calibration.source} holds {len(calibration)} images; calibrating on all of them.")
-    calibrated = intake_of(calibration, cfg.calibration, "calibration")
-    # More bad images than `allowed` end the run, so that it never needs more spares.
-    spares, rest = choose(rest, min(calibrated.allowed, len(rest) // 2), cfg.seed)
+    drawn, rest = draw_calibration(everything, cfg.calibration, cfg.seed)
     if judged is not None:
         evaluation = asked(judged, cfg.evaluation, head, cfg.seed)
-        held_out = not evaluation.identities() & (calibration.identities() | spares.identities())
+        held_out = not evaluation.identities() & (drawn.calibration.identities() | drawn.spares.identities())
     else:
-        evaluation, held_out = (rest, True) if len(rest) else (calibration, False)
+        evaluation, held_out = (rest, True) if len(rest) else (drawn.calibration, False)
         evaluation, _ = choose(evaluation, cfg.evaluation.num_images or HELD_OUT_IMAGES, cfg.seed)
     evaluated = intake_of(evaluation, cfg.evaluation, "evaluation")
-    return Images(calibration, spares, evaluation, held_out, calibrated, evaluated)
+    return replace(drawn, evaluation=evaluation, held_out=held_out, evaluated=evaluated)
+
+
+def draw_calibration(everything: ImageSet, cfg: CalibrationConfig, seed: int) -> tuple[Images, ImageSet]:
+    """(images to calibrate on, and nothing but those to judge by, those that are left over)."""
+    calibration, rest = choose(everything, cfg.num_images, seed)
+    if len(calibration) < cfg.num_images and cfg.path:
+        console.warn(f"{calibration.source} holds {len(calibration)} images; calibrating on all of them.")
+    calibrated = intake_of(calibration, cfg, "calibration")
+    # More bad images than `allowed` end the run, so that it never needs more spares.
+    spares, rest = choose(rest, min(calibrated.allowed, len(rest) // 2), seed)
+    return Images(calibration, spares, calibration, False, calibrated, calibrated), rest
 
 
 def require_labels(limits: LimitsConfig, labelled: bool) -> None:
@@ -190,7 +197,7 @@ def find_images(
     return read_images(path, key)
 
 
-def calibration_images(cfg: PruneConfig) -> ImageSet:
+def calibration_images(cfg: PruneConfig | AnalyzeConfig) -> ImageSet:
     """The images asked for, or those that travel with a bundled model, from which calibration chooses."""
     path = cfg.calibration.path
     if path is None and cfg.model.name in BUNDLED:

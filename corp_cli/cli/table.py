@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from corp_cli.config.analyze import AnalyzeConfig
 from corp_cli.config.gate import CheckConfig
 from corp_cli.config.prune import BenchConfig, DoctorConfig, EvaluateConfig, ExportConfig, InfoConfig, PruneConfig
 from corp_cli.config.push import PushConfig
@@ -24,6 +25,7 @@ COMMANDS = {
     "prune": Command("prune a vision transformer in one shot, from a folder of unlabelled images", PruneConfig),
     "evaluate": Command("measure the accuracy of a checkpoint, and how close it is to its dense model", EvaluateConfig),
     "bench": Command("time a pruned checkpoint against its dense model on this machine", BenchConfig),
+    "analyze": Command("say how redundant every block of a model is, and its attention", AnalyzeConfig),
     "export": Command(
         "write a checkpoint as ONNX, torch.export or TorchScript, and compare it with the model", ExportConfig
     ),

@@ -1,4 +1,4 @@
-"""What report.json, evaluation.json, bench.json and export.json hold, in their order; docs/report.md explains it.
+"""What report.json, evaluation.json, bench.json, export.json and analysis.json hold, in their order; docs/report.md explains it.
 
 The JSON schemas are made from these classes by scripts/make_schemas.py. Imports no torch.
 """
@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from corp_cli.files.output import REPORT
+from corp_cli.measure.redundancy import BlockAnalysis
 from corp_cli.measure.results import Count, Evaluation, File
 from corp_cli.models.blocks import Sizes
 from corp_cli.runtime.environment import Environment, Memory
 
-SCHEMA_VERSION: Literal[1] = 1  # of all four files
+SCHEMA_VERSION: Literal[1] = 1  # of all five files
 EVALUATION = "evaluation.json"
 BENCH = "bench.json"
 EXPORT = "export.json"
+ANALYSIS = "analysis.json"
 
 
 @dataclass(frozen=True)
@@ -311,4 +313,28 @@ class ExportReport:
     warnings: list[str]
 
 
-FILES = {REPORT: Report, EVALUATION: EvaluationReport, BENCH: BenchReport, EXPORT: ExportReport}
+@dataclass(frozen=True, kw_only=True)
+class AnalysisReport:
+    """Everything that `corp analyze` found."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    model: Model
+    config: dict[str, Any]
+    seed: int
+    environment: Environment
+    calibration: Images
+    effective_rank: Literal["participation ratio"] = "participation ratio"
+    threshold: float  # below which an activation counts as zero
+    blocks: list[BlockAnalysis]
+    stage_seconds: dict[str, float]
+    peak_memory_mib: Memory
+    warnings: list[str]
+
+
+FILES = {
+    REPORT: Report,
+    EVALUATION: EvaluationReport,
+    BENCH: BenchReport,
+    EXPORT: ExportReport,
+    ANALYSIS: AnalysisReport,
+}
