@@ -51,7 +51,7 @@ UNINSTALL = {
     "fish": "complete -e -c corp; functions -e _corp_complete",
 }
 FLAGS = ("--help", "--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--hydra-help")
-OWN_FLAGS = {"check": ("--against",), "prune": ("--dry-run",), "push": ("--dry-run",)}
+OWN_FLAGS = {"check": ("--against",), "prune": ("--dry-run",), "push": ("--dry-run",), "study": ("--dry-run",)}
 PATH_KEYS = (
     *(f"calibration.{key}" for key in ("path", "root", "cache")),
     *(f"evaluation.{key}" for key in ("path", "root", "labels", "class_map")),
@@ -63,6 +63,7 @@ VALUES = {
     "data.interpolation": INTERPOLATIONS,
     "data.crop_mode": CROP_MODES,
     "private": ("true", "false"),
+    "keep_weights": ("true", "false"),
     "objective": tuple(OBJECTIVES),
     "track": ("none", *TRACKERS),
     "device": ("auto", "cpu", "cuda", "mps"),

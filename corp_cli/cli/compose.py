@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,6 +58,32 @@ def load_config(*overrides: str) -> PruneConfig:
         plain_errors("prune", overrides, GlobalHydra.instance().config_loader()),
     ):
         return typed(compose(config_name="prune", overrides=open_args(overrides)), PruneConfig)
+
+
+def composer(given: Sequence[str]) -> Callable[[Sequence[str], Sequence[str]], tuple[list[str], PruneConfig]]:
+    """What makes a run of `corp prune` of the job at hand, whose overrides are `given`, for a row of a study.
+
+    It takes overrides that stand before `given`, and those that stand behind; the last of a key counts → (all that
+    `corp prune` is told, its config). Raises CorpError where that command would.
+    """
+    from hydra import compose
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
+    from corp_cli.cli.messages import plain_errors
+
+    known = {item.name for item in fields(PruneConfig)}
+
+    def row(before: Sequence[str], behind: Sequence[str]) -> tuple[list[str], PruneConfig]:
+        by_key = {re.split(r"[=@]", one.lstrip("+~"))[0]: one for one in (*before, *given, *behind)}
+        command = [one for key, one in by_key.items() if key.partition(".")[0] in known and key != "dry_run"]
+        overrides = [one for key, one in by_key.items() if key != "dry_run"]
+        with plain_errors("study", overrides, GlobalHydra.instance().config_loader()):
+            name = HydraConfig.get().job.config_name
+            whole = typed(compose(config_name=name, overrides=overrides), COMMANDS["study"].schema)
+        return command, PruneConfig(**{key: getattr(whole, key) for key in known})
+
+    return row
 
 
 def typed(cfg: DictConfig, schema: type[Config]) -> Config:

@@ -41,10 +41,15 @@ def help_text(command: str, flags: Namespace, loader: ConfigLoader) -> str:
         listed.append(f"  {group}:")
         for choice in choices:
             listed += beside(f"    {choice}", purpose(f"{group}/{choice}.yaml", loader), 18, width)
-    yaml = OmegaConf.to_yaml(task_part(cfg), resolve=flags.resolve)
+    yaml = shallow(OmegaConf.to_yaml(task_part(cfg), resolve=flags.resolve))
     keys = explained(yaml, comments(command, groups, cfg, loader), width)
     template = Template(cfg.hydra.help.template)
     return template.safe_substitute(APP_CONFIG_GROUPS="\n".join(listed), CONFIG="\n".join(keys))
+
+
+def shallow(yaml: str) -> str:
+    """The lines of `yaml` without tables in a section: `…` stands for the rows of an experiment."""
+    return re.sub(r"^(  \w+):\n(?:  - \w+:.*\n|    .*\n)+", r"\1: …\n", yaml, flags=re.MULTILINE)
 
 
 def beside(text: str, note: str, column: int, width: int, mark: str = "  ") -> list[str]:

@@ -31,7 +31,7 @@ from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
 
 BARE = {"check": "report", "push": "repo", "summary": "folder"}  # command → the key of the word that needs none
-DRY = ("prune", "push")  # the commands that know --dry-run
+DRY = ("prune", "push", "study")  # the commands that know --dry-run
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from corp_cli.cli import log, saved
-from corp_cli.cli.compose import typed
+from corp_cli.cli.compose import composer, typed
 from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError, GateError, as_mistake, stop_within
 from corp_cli.files.locks import sole_writer
@@ -77,7 +78,8 @@ def carry_out(task: Task, cfg: DictConfig, begins: Callable[[Job], None] | None 
     overrides, prunes = " ".join(here.overrides.task), task.command == "prune"
     number = here.job.num if task.multirun else 0
     where = f"job {number} ({overrides}): " if task.multirun else ""
-    job = Job(number, overrides, Path(here.runtime.output_dir), where, dry=prunes and cfg.dry_run)
+    dry = task.command in ("prune", "study") and cfg.dry_run
+    job = Job(number, overrides, Path(here.runtime.output_dir), where, dry)
     if task.multirun:
         console.out().print(f"corp: {where}{'' if job.dry else job.output_dir}".rstrip(), markup=False)
     began = Path(here.runtime.cwd)
@@ -91,9 +93,11 @@ def carry_out(task: Task, cfg: DictConfig, begins: Callable[[Job], None] | None 
             if prunes and not job.dry and (task.resumed or here.output_subdir == saved.SAVED):
                 began = around.enter_context(saved.recorded(job.output_dir, cfg, began, task.resumed))
             around.enter_context(working_in(began))
-            shared = [task.shared] if prunes and task.shared is not None and is_own(task.shared) else []
+            more: list[Any] = [task.shared] if prunes and task.shared is not None and is_own(task.shared) else []
+            if task.command == "study":
+                more = [composer(here.overrides.task)]
             module = import_module(f"corp_cli.commands.{task.command}")
-            value = module.run(typed(cfg, COMMANDS[task.command].schema), job.output_dir, *shared)
+            value = module.run(typed(cfg, COMMANDS[task.command].schema), job.output_dir, *more)
     except (Exception, KeyboardInterrupt) as error:
         return replace(job, error=stop_within(error) or as_mistake(error))
     return replace(job, value=value)

@@ -17,8 +17,7 @@ from corp_cli.config.shareable import shareable
 from corp_cli.files.cache.cache import Cache, cached_statistics, opened
 from corp_cli.files.output import write_json
 from corp_cli.images.batches import resolve_device
-from corp_cli.measure.redundancy import BlockAnalysis
-from corp_cli.method.analyze import analyze
+from corp_cli.method.analyze import PROJECTIONS, analyze
 from corp_cli.method.calibrate import calibrate
 from corp_cli.models.loaded import dense_model
 from corp_cli.prepare import calibration_batches, calibration_images, draw_calibration
@@ -32,11 +31,12 @@ from corp_cli.runtime.memory import halving_batches, plain_memory_errors
 
 TABLE, FIGURE = "analysis.csv", "analysis.png"
 GROUPS = frozenset({"mlp", "qk", "vo"})  # as of a run under a budget, which then finds the statistics in the cache
-Column = tuple[str, Callable[[BlockAnalysis], Any], str]
+Column = tuple[str, str, str, str]
 
 
-def analyze_command(cfg: AnalyzeConfig, cache: Cache | None = None) -> AnalysisReport:
-    """Analyze as `cfg` says. cache: where statistics are, besides calibration.cache."""
+@plain_memory_errors()
+def analyze_command(cfg: AnalyzeConfig) -> AnalysisReport:
+    """Analyze as `cfg` says."""
     watch, warnings = console.Stopwatch(("load", "calibrate", "analyze")), console.collect_warnings()
     with watch("load"):
         device = resolve_device(cfg.device)
@@ -44,7 +44,7 @@ def analyze_command(cfg: AnalyzeConfig, cache: Cache | None = None) -> AnalysisR
         images, _ = draw_calibration(everything, cfg.calibration, cfg.seed)
         model, blocks = loaded.model.to(device), loaded.blocks
         sets = images.calibration, images.spares
-        cache = opened(cache or Cache(), cfg.calibration.cache, loaded, sets, GROUPS)
+        cache = opened(Cache(), cfg.calibration.cache, loaded, sets, GROUPS)
 
     def batched(work: Callable[..., Any]) -> Any:
         def on(c: CalibrationConfig) -> Any:
@@ -90,66 +90,80 @@ def flat(content: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]
             yield f"{parent}{key}", value
 
 
-def columns(part: str, *shown: tuple[str, str, str]) -> list[Column]:
-    """Of one part of a block: heading, field and format of each column."""
-
-    def of(field: str, block: BlockAnalysis) -> Any:
-        found = getattr(block, part)
-        return None if found is None else getattr(found, field)
-
-    return [(heading, partial(of, field), form) for heading, field, form in shown]
+def of_heads(key: str) -> list[Column]:
+    """A column of queries, keys and values each, as a ratio to the width of a head."""
+    return [(f"{part}\n{key}", part, f"{key}_ratio", "{:.2f}") for part in PROJECTIONS]
 
 
-RANK, K95 = ("rank", "rank_ratio", "{:.2f}"), ("k95", "k95_ratio", "{:.2f}")
-MLP = columns(
-    "mlp",
-    ("dim", "channels", "{}"),
-    ("eff.\nrank", "effective_rank", "{:.1f}"),
-    ("rank\nratio", "rank_ratio", "{:.3f}"),
-    ("k95", "k95", "{:.0f}"),
-    ("k95\nratio", "k95_ratio", "{:.3f}"),
-    ("act.\nsparsity", "sparsity", "{:.2f}"),
-    ("near\ncopies", "near_duplicates", "{:.3f}"),
-    ("largest\ncorr.", "largest_correlation", "{:.2f}"),
-)
-ATTENTION = [
-    *(one for part in ("q", "k", "v") for one in columns(part, (f"{part}\n{RANK[0]}", *RANK[1:]), (f"{part}\nk95", *K95[1:]))),
-    *columns("attention_entropy", ("entropy\nnats", "nats", "{:.2f}"), ("of\nlog N", "relative", "{:.2f}")),
-]
-RANKING = columns("qk_ranking", ("overlap at .5", "overlap", "{:.3f}"), ("Spearman", "spearman", "{:.3f}"))
+TABLES: dict[str, tuple[str, list[Column]]] = {  # name → title, and heading, part, field and format of each column
+    "mlp": (
+        "hidden channels of the MLP, behind the activation",
+        [
+            ("dim", "mlp", "channels", "{:.0f}"),
+            ("eff.\nrank", "mlp", "effective_rank", "{:.1f}"),
+            ("rank\nratio", "mlp", "rank_ratio", "{:.3f}"),
+            ("k95", "mlp", "k95", "{:.0f}"),
+            ("k95\nratio", "mlp", "k95_ratio", "{:.3f}"),
+            ("act.\nsparsity", "mlp", "sparsity", "{:.2f}"),
+            ("near\ncopies", "mlp", "near_duplicates", "{:.3f}"),
+            ("largest\ncorr.", "mlp", "largest_correlation", "{:.2f}"),
+        ],
+    ),
+    "attention": (
+        "queries, keys and values, as ratios to the width of a head",
+        [
+            *of_heads("rank"),
+            *of_heads("k95"),
+            ("entropy\nnats", "attention_entropy", "nats", "{:.2f}"),
+            ("of\nlog N", "attention_entropy", "relative", "{:.2f}"),
+        ],
+    ),
+    "ranking": (
+        "activation and magnitude ranking of queries and keys within a head",
+        [
+            ("overlap at .5", "qk_ranking", "overlap", "{:.3f}"),
+            ("Spearman", "qk_ranking", "spearman", "{:.3f}"),
+        ],
+    ),
+}
 
 
-def table(report: AnalysisReport, title: str, shown: list[Column]) -> Table:
-    """A row for every block, `-` for what was left out."""
-    found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+def table(report: AnalysisReport, name: str, paper: dict[str, dict[str, float]]) -> Table:
+    """A row for every block, `-` for what was left out; where `paper` has numbers of it, these below."""
+    title, shown = TABLES[name]
+    found = Table(title=f"{report.model.source}: {title}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("block", no_wrap=True)
-    for heading, _, _ in shown:
+    for heading, *_ in shown:
         found.add_column(heading, justify="right", no_wrap=True)
     for block in report.blocks:
-        values = [(of(block), form) for _, of, form in shown]
-        found.add_row(block.name, *("-" if value is None else form.format(value) for value, form in values))
+        values = [getattr(getattr(block, part), field, None) for _, part, field, _ in shown]
+        found.add_row(block.name, *cells(values, shown))
+        if numbers := paper.get(block.name):
+            found.add_row("  paper", *cells([numbers.get(field) for _, _, field, _ in shown], shown), style="dim")
     return found
+
+
+def cells(values: list[float | None], shown: list[Column]) -> list[str]:
+    """The cells of a row."""
+    return ["-" if value is None else form.format(value) for value, (*_, form) in zip(values, shown, strict=True)]
 
 
 def run(cfg: AnalyzeConfig, output_dir: Path) -> None:
     """`corp analyze`: measure, write, and show what was found."""
-    with plain_memory_errors():
-        report = analyze_command(cfg)
-    files, out = write(report, output_dir), console.out()
-    out.print(table(report, f"{report.model.source}: hidden channels of the MLP, behind the activation", MLP))
-    out.print(table(report, "Queries, keys and values: ratios to the width of a head, means over heads", ATTENTION))
-    out.print(table(report, "Activation and magnitude ranking of queries and keys, within a head", RANKING))
-    for line in left_out(report):
-        out.print(line, markup=False)
+    show(analyze_command(cfg), output_dir, list(TABLES), {})
+
+
+def show(report: AnalysisReport, folder: Path, names: list[str], paper: dict[str, dict[str, float]]) -> None:
+    """Write the files, and print the tables `names`; `paper` has its numbers of the first by block."""
+    files, out = write(report, folder), console.out()
+    for name in names:
+        out.print(table(report, name, paper if name == "mlp" else {}))
+    reasons = dict.fromkeys((part, why) for block in report.blocks for part, why in block.left_out.items())
+    for part, why in reasons:
+        out.print(f"{part} is left out: {why}.", markup=False)
     out.print(
-        f"Effective rank is the participation ratio of the covariance; an activation below {cfg.threshold:g} counts as "
-        f"zero. {report.calibration.images} images of {report.calibration.source}.",
+        f"Effective rank is the {report.effective_rank} of the covariance; an activation below {report.threshold:g} "
+        f"counts as zero; {report.calibration.images} images of {report.calibration.source}.",
         markup=False,
     )
-    out.print(f"Wrote {', '.join(files)} to {output_dir}.", markup=False)
-
-
-def left_out(report: AnalysisReport) -> list[str]:
-    """Why columns are empty, each reason once."""
-    found = dict.fromkeys((part, why) for block in report.blocks for part, why in block.left_out.items())
-    return [f"{part} is left out: {why}." for part, why in found]
+    out.print(f"Wrote {', '.join(files)} to {folder}.", markup=False)

@@ -1,4 +1,4 @@
-"""How redundant a layer is, by the covariance of its activations (paper section 3.1, Table 4), or its attention maps."""
+"""How redundant a layer is, by the covariance of its activations (paper section 3.1), or its attention maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `corp analyze` finds of a block, as it stands in analysis.json; docs/studies.md explains it. Imports no torch."""
+"""What `corp analyze` finds of a block, as in analysis.json; docs/report.md explains it. Imports no torch."""
 
 from __future__ import annotations
 

@@ -13,7 +13,14 @@ from torch.utils.hooks import RemovableHandle
 from corp_cli.config.prune import RankerConfig
 from corp_cli.linalg.agreement import overlap, spearman
 from corp_cli.linalg.moments import RunningMoments, diagonal_blocks
-from corp_cli.linalg.spectrum import attention_entropy, components_for, effective_rank, entropy_rank, largest_correlations, spectrum
+from corp_cli.linalg.spectrum import (
+    attention_entropy,
+    components_for,
+    effective_rank,
+    entropy_rank,
+    largest_correlations,
+    spectrum,
+)
 from corp_cli.measure.redundancy import AttentionEntropy, BlockAnalysis, RankingAgreement, Redundancy
 from corp_cli.method.calibrate import accumulation_device
 from corp_cli.method.keep import top
@@ -94,7 +101,7 @@ class BlockSums:
 
 
 def entropy_sums(maps: Tensor) -> Tensor:
-    """[..., N, N] → sums over queries, [3]: of their entropy in nats, of it over the log of N, and how many they are."""
+    """[..., N, N] → sums over queries, [3]: of their entropy in nats, of that over log N, and how many there are."""
     nats = attention_entropy(maps)
     return torch.stack([nats.sum(), nats.sum() / math.log(max(2, maps.shape[-1])), nats.new_tensor(nats.numel())])
 

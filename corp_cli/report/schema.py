@@ -1,4 +1,4 @@
-"""What report.json, evaluation.json, bench.json, export.json and analysis.json hold, in their order; docs/report.md explains it.
+"""What report.json, evaluation.json, bench.json, export.json and analysis.json hold; docs/report.md explains it.
 
 The JSON schemas are made from these classes by scripts/make_schemas.py. Imports no torch.
 """
