@@ -24,7 +24,7 @@ from corp_cli.files.owned import claim, clear
 from corp_cli.pipeline import prune
 from corp_cli.report.plots import draw_study, picture
 from corp_cli.report.schema import BENCH
-from corp_cli.report.study import Outcome, figures_of, means, paper_of, table, write_results
+from corp_cli.report.study import SHOWN, Outcome, figures_of, means, paper_of, table, write_results
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import plain_memory_errors, release
 
@@ -55,7 +55,8 @@ def runs_of(cfg: StudyConfig, compose: Compose) -> Iterator[Run]:
         raise CorpError(f"only={cfg.only} names no row; there are {', '.join(row.label for row in study.rows)}.")
     for seed in study.seeds:
         for row in rows:
-            for value in (study.values if row.values is None else row.values) or [None]:
+            values = study.values if row.values is None else row.values
+            for value in (*values,) if values else (None,):
                 text = "" if value is None else f"{value:g}"
                 asked = [*(one.replace(X, text) for one in row.overrides), f"seed={seed}"]
                 overrides, given = compose(study.overrides, asked)
@@ -93,11 +94,8 @@ def outcome(run: Run, folder: Path, seconds: float | None, error: str | None = N
     """What is in the folder of a run, or why there is nothing."""
     figures = {}
     if error is None:
-        timing = folder / BENCH
-        report, times = (
-            json.loads(path.read_text("utf-8")) if path.is_file() else None for path in (folder / REPORT, timing)
-        )
-        figures = figures_of(report, times)
+        paths = folder / REPORT, folder / BENCH
+        figures = figures_of(*(json.loads(path.read_text("utf-8")) if path.is_file() else None for path in paths))
     return Outcome(run.label, run.value, run.seed, run.command, run.folder, seconds, figures, error)
 
 
@@ -105,8 +103,8 @@ def line(one: Outcome) -> str:
     """A run in one line."""
     if one.error is not None:
         return f"{one.name}, seed {one.seed}: failed: {one.error}"
-    shown = {"macs": ("MACs {:.3f} G", 1e-9), "top1": ("top-1 {:.1f}%", 1), "kl": ("KL {:.3g}", 1)}
-    figures = [form.format(scale * one.figures[key]) for key, (form, scale) in shown.items() if one.figures.get(key)]
+    known = [key for key in ("macs", "top1", "agreement", "kl") if one.figures[key] is not None]
+    figures = [f"{SHOWN[key][0]} {SHOWN[key][1](one.figures[key])}" for key in known]
     took = "was done before" if one.seconds is None else console.duration(one.seconds)
     return f"{one.name}, seed {one.seed}: {', '.join([*figures, took])}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ class NearZero:
     """The share of values below a threshold, of a stream."""
 
     def __init__(self, threshold: float) -> None:
-        self.threshold, self.found, self.count = threshold, 0, 0
+        self.threshold, self.count = threshold, 0
+        self.found: Tensor | int = 0
 
     def add(self, x: Tensor) -> None:
         """Take in all values of x."""
@@ -62,7 +64,7 @@ class BlockSums:
         self.widths = dict(zip(PROJECTIONS, (sizes.qk, sizes.qk, sizes.vo), strict=True))
         self.moments = {name: RunningMoments(sizes.heads * width, device) for name, width in self.widths.items()}
         self.near_zero = {name: NearZero(threshold) for name in ("mlp", *PROJECTIONS)}
-        self.maps = AttentionMaps(entropy_sums)
+        self.maps, self.within = AttentionMaps(entropy_sums), ExitStack()
         self.entropy = torch.zeros(3, dtype=torch.float64, device=device)
 
     def watch(self, model: nn.Module) -> list[RemovableHandle]:
@@ -91,11 +93,11 @@ class BlockSums:
     def enter(self, *_: object) -> None:
         """The attention begins."""
         self.maps.found.clear()
-        self.maps.__enter__()
+        self.within.enter_context(self.maps)
 
     def leave(self, *_: object) -> None:
         """The attention is done: take in its maps."""
-        self.maps.__exit__(None, None, None)
+        self.within.close()
         if len(self.maps.found) == 1:
             self.entropy += self.maps.found[0].to(self.entropy)
 

@@ -39,14 +39,15 @@ COLUMNS = {**PATHS, **dict(OF_SIDES)}
 TIMES = ("latency_ms", "latency_speedup", "dense_latency_ms")  # of bench.json
 
 
-def scaled(unit: float, suffix: str, digits: int) -> Callable[[float], str]:
-    """How a count is shown."""
-    return lambda value: f"{value / unit:.{digits}f} {suffix}"
+def scaled(value: float) -> str:
+    """A count of four digits."""
+    unit, suffix = next(one for one in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if value >= one[0] or one[0] == 1)
+    return f"{value / unit:#.4g} {suffix}"
 
 
 SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {  # column → heading and format
-    "parameters": ("params", scaled(1e6, "M", 2)),
-    "macs": ("MACs", scaled(1e9, "G", 3)),
+    "parameters": ("params", scaled),
+    "macs": ("MACs", scaled),
     "top1": ("top-1", "{:.1f}".format),
     "top5": ("top-5", "{:.1f}".format),
     "agreement": ("agree", "{:.1f}".format),

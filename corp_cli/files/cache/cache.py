@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +21,7 @@ from corp_cli.images.batches import Intake, warn_unread
 from corp_cli.images.sources import ImageSet, expand
 from corp_cli.method.calibrate import accumulation_device
 from corp_cli.method.statistics import Statistics
-from corp_cli.models.blocks import Block
+from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.runtime import console
 from corp_cli.sizes.curves import Curve
@@ -80,12 +81,14 @@ def cached_statistics(
     """What `measure` gives, looked up in or added to `cache`; `intake` says how many images it was measured on."""
     if cache.place is None:
         return measure()
-    path = in_cache(cache, "statistics", cache.key)
-    if cache.place.suffix == ".safetensors":
-        path = cache.place
+    named = cache.place.suffix == ".safetensors"
+    own = cache.place if named else in_cache(cache, "statistics", cache.key)
+    others = () if named or own.is_file() else of_more_groups(cache.key)
+    key = next((one for one in others if in_cache(cache, "statistics", one).is_file()), cache.key)
+    path = own if key == cache.key else in_cache(cache, "statistics", key)
     with turn(cache, path, "measuring the same statistics"):
         try:
-            found = found_in(cache, path, cache.key, lambda: read_statistics(path, accumulation_device(dense.device)))
+            found = found_in(cache, path, key, lambda: read_statistics(path, accumulation_device(dense.device)))
         except ForeignError as error:
             console.warn(f"calibration.cache: {path} {error}; measuring without it.")
             return measure()
@@ -94,10 +97,26 @@ def cached_statistics(
             intake.take(found.good, found.bad)
             warn_unread(intake)
             console.err().print(f"corp: statistics of {found.good} images read from {path}", style="dim", markup=False)
-            return found.statistics
+            return of_groups(found.statistics, cache.key["groups"])
         statistics = measure()
-        keep(cache, lambda: write_statistics(Measured(cache.key, statistics, intake.good, intake.bad), path))
+        keep(cache, lambda: write_statistics(Measured(cache.key, statistics, intake.good, intake.bad), own))
     return statistics
+
+
+def of_more_groups(key: Key) -> Iterator[Key]:
+    """The keys of statistics that hold more than those of `key`: measured for its groups, and others besides."""
+    asked = {*filter(None, key["groups"].split(","))}
+    for count in range(len(asked) + 1, len(GROUPS) + 1):
+        for groups in combinations(sorted(GROUPS), count):
+            if asked <= {*groups}:
+                yield {**key, "groups": ",".join(groups)}
+
+
+def of_groups(statistics: Statistics, groups: str) -> Statistics:
+    """`statistics` without what was measured for other groups."""
+    of = {"hidden": ("mlp",), "logits": ("qk",), "head_output": ("vo", "heads")}
+    others = {name: None for name, needed in of.items() if not {*needed} & {*groups.split(",")}}
+    return tuple(replace(block, **others) for block in statistics)
 
 
 def cached_curves(cache: Cache, parts: dict[str, Any], measure: Callable[[], list[Curve]]) -> list[Curve]:
