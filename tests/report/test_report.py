@@ -32,7 +32,7 @@ from tests.support.documents import ROOT
 
 SCHEMAS = Path(corp_cli.__file__).parent / "schemas"
 DOCS = ROOT / "docs" / "report.md"
-NAMES = ("report", "evaluation", "bench", "export")
+NAMES = ("report", "evaluation", "bench", "export", "analysis")
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -91,11 +91,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     quick = [*few, "device=cpu"]
     prune = ["calibration.num_images=64", "calibration.num_workers=0", "evaluation.throughput_batches=1"]
     checkpoint = f"checkpoint={folder}/report/pruned.safetensors"
+    analyze = ["device=cpu", *prune[:2]]
     for command, name, args in (
         ("prune", "report", [*quick, *prune, "export.formats=[torchscript]"]),
         ("evaluate", "evaluation", [*quick, checkpoint, "model=vit_digits"]),
         ("bench", "bench", [checkpoint, "device=cpu", "runs=1", "batch_sizes=[1,2]", "dtypes=[float32,bfloat16]"]),
         ("export", "export", [*few, checkpoint, "format=torchscript", "evaluation.throughput_batches=1"]),
+        ("analyze", "analysis", analyze),
     ):
         assert main([command, *args, f"hydra.run.dir={folder}/{name}"]) == 0
     return {name: folder / name / f"{name}.json" for name in NAMES}
