@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -53,18 +53,20 @@ def runs_of(cfg: StudyConfig, compose: Compose) -> Iterator[Run]:
     rows = [row for row in study.rows if only is None or any(str(part) in row.label for part in only)]
     if not rows:
         raise CorpError(f"only={cfg.only} names no row; there are {', '.join(row.label for row in study.rows)}.")
+    composed = []
+    for row in rows:
+        values = study.values if row.values is None else row.values
+        for value in (*values,) if values else (None,):
+            text = "" if value is None else f"{value:g}"
+            overrides, given = compose(study.overrides, [one.replace(X, text) for one in row.overrides])
+            if not given.sparsity.named():
+                raise CorpError(f"The row '{row.label}' does not say how much to remove, such as sparsity.mlp=0.5.")
+            composed.append((row.label, value, f"{slug(row.label)}{text and f'-{text}'}", overrides, given))
     for seed in study.seeds:
-        for row in rows:
-            values = study.values if row.values is None else row.values
-            for value in (*values,) if values else (None,):
-                text = "" if value is None else f"{value:g}"
-                asked = [*(one.replace(X, text) for one in row.overrides), f"seed={seed}"]
-                overrides, given = compose(study.overrides, asked)
-                if not given.sparsity.named():
-                    raise CorpError(f"The row '{row.label}' does not say how much to remove, such as sparsity.mlp=0.5.")
-                name = f"{slug(row.label)}{text and f'-{text}'}-seed{seed}"
-                command = shlex.join(["corp", "prune", *overrides])
-                yield Run(row.label, value, seed, command, given, f"{ROWS}/{name}")
+        for label, value, name, overrides, given in composed:
+            told = [*(one for one in overrides if not one.startswith("seed=")), f"seed={seed}"]
+            command = shlex.join(["corp", "prune", *told])
+            yield Run(label, value, seed, command, replace(given, seed=seed), f"{ROWS}/{name}-seed{seed}")
 
 
 def done(run: Run, cfg: StudyConfig, folder: Path) -> bool:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from corp_cli import pipeline
 from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConfig
-from corp_cli.config.prune import CompensationConfig, PruneConfig
+from corp_cli.config.prune import CompensationConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.keys import images_sha256
 from corp_cli.files.cache.statistics import read_statistics
@@ -22,6 +22,7 @@ from corp_cli.images.sources import ImageSet
 from corp_cli.method import calibrate as calibrate_module
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.pipeline import prune
+from tests.support.recipes import PAPER_COMPENSATION
 
 pytestmark = pytest.mark.usefixtures("tiny_digits")
 
@@ -65,6 +66,25 @@ OTHERS = {
     "transform": lambda cfg, tmp: replace(cfg, data=DataConfig(mean=[0.4])),
     "groups": lambda cfg, tmp: replace(cfg, sparsity=replace(cfg.sparsity, mlp=0.5)),
 }
+
+
+def test_statistics_of_more_groups_are_used(tmp_path: Path, passes: list[int]) -> None:
+    cfg = config(tmp_path, cache=str(tmp_path / "kept"))
+    cfg = replace(cfg, compensation=PAPER_COMPENSATION)
+    both, one = (
+        replace(cfg, sparsity=SparsityConfig(**groups)) for groups in ({"joint": 0.5, "vo": 0.5}, {"mlp": 0.5})
+    )
+    plain = prune(replace(one, calibration=replace(cfg.calibration, cache=None))).model.state_dict()
+    prune(both)
+    found = prune(one).model.state_dict()
+    assert len(passes) == 2
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in found.items())
+    (file,) = (tmp_path / "kept").glob("statistics-*.safetensors")
+    file.write_bytes(file.read_bytes()[:500])
+    for _ in range(2):  # that of more groups is of no use, and one of its own is made
+        prune(one)
+    assert len(passes) == 3
+    assert len(list((tmp_path / "kept").glob("statistics-*.safetensors"))) == 2
 
 
 def other_weights(tmp_path: Path) -> str:
