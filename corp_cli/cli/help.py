@@ -82,12 +82,13 @@ def purpose(file: str, loader: ConfigLoader) -> str:
 def comments(command: str, groups: Iterable[str], cfg: DictConfig, loader: ConfigLoader) -> dict[str, str]:
     """dotted key → the comment behind it in the YAML file, of those `cfg` is made of, that sets it.
 
-    Of a group from which nothing is chosen, the first file that explains a key does.
+    What the choice from a group does not explain, the first file of the group does that explains it.
     """
-    choices = {group: choice for group, choice in cfg.hydra.runtime.choices.items() if choice}
-    files = {f"{group}/{choice}.yaml": f"{group}." for group, choice in choices.items()}
-    for group in set(groups) - set(choices):
-        files |= {f"{group}/{choice}.yaml": f"{group}." for choice in reversed(loader.get_group_options(group))}
+    files: dict[str, str] = {}
+    for group in groups:
+        chosen = cfg.hydra.runtime.choices.get(group)
+        options = [one for one in reversed(loader.get_group_options(group)) if one != chosen]
+        files |= {f"{group}/{choice}.yaml": f"{group}." for choice in (*options, *([chosen] if chosen else []))}
     files[f"{command}.yaml"] = ""  # last: what it says of a key of a group counts
     notes = {}
     for name, parent in files.items():

@@ -61,6 +61,14 @@ def test_help_follows_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mlp: 0.25" in out
 
 
+def test_help_of_a_study_leaves_out_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "experiment=table3", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\n    rows: … +# .+\n(?: {20,}.+\n)*    values:", out)
+    assert re.search(r"\n    paper: … +# ", out)
+    assert "deit3_huge_patch14_224:" not in out
+
+
 def test_help_of_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--help"]) == 0
     assert "corp info checkpoint=FILE" in capsys.readouterr().out

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
     ("line", "expected"),
     [
         ("corp ", list(COMMANDS)),
+        ("corp study experiment=table", [f"experiment=table{i}" for i in (1, 2, 3, 4)]),
+        ("corp study --dr", ["--dry-run"]),
+        ("corp analyze thr", ["threshold="]),
         ("corp evaluate mod", ["model.", "model="]),
         ("corp evaluate sparsi", []),
         ("corp evaluate evaluation.path=ph", ["evaluation.path=photos/"]),
