@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from corp_cli import pipeline
 from corp_cli.cli.compose import config_dir
 from corp_cli.cli.main import main
 from corp_cli.commands import study
@@ -43,7 +44,7 @@ paper:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was pruned, in order."""
     made: list[Any] = []
-    prune = study.prune
+    prune = pipeline.prune
 
     def counted(cfg: Any, *args: Any) -> Any:
         made.append(cfg)
@@ -193,10 +194,10 @@ def test_table_2_is_the_papers(paper: str, name: str) -> None:
     assert printed("table2", name.partition("-")[2]) == expected
 
 
-@pytest.mark.parametrize(("size", "name"), [("Base", "DeiT-B"), ("Huge", "DeiT-H")])
-def test_table_3_is_the_papers(paper: str, size: str, name: str) -> None:
+@pytest.mark.parametrize(("size", "short"), [("Base", "DeiT-B"), ("Huge", "DeiT-H")])
+def test_table_3_is_the_papers(paper: str, size: str, short: str) -> None:
     lines = paper.splitlines()
-    (start,) = [i for i, one in enumerate(lines) if one.startswith(f"{name}\t") and len(one.split("\t")) == 11]
+    (start,) = [i for i, one in enumerate(lines) if one.startswith(f"{short}\t") and len(one.split("\t")) == 11]
     expected: dict[str, dict[str, float]] = {"dense": {"top1": float(lines[start].split("\t")[1])}}
     for text, x in zip(lines[start : start + 5], (0.25, 0.5, 0.625, 0.6875, 0.75), strict=True):
         shown, top1, params, macs, latency, fast, _, _, speedup = text.split("\t")[2:]
@@ -207,8 +208,8 @@ def test_table_3_is_the_papers(paper: str, size: str, name: str) -> None:
         expected[f"CORP {x:g}"] = row
     found = printed("table3", size)
     assert found.keys() == expected.keys()
-    for row, numbers in found.items():
-        assert numbers == pytest.approx(expected[row]), row
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(expected[name]), name
 
 
 def test_table_4_is_the_papers(paper: str) -> None:

@@ -71,9 +71,8 @@ OTHERS = {
 def test_statistics_of_more_groups_are_used(tmp_path: Path, passes: list[int]) -> None:
     cfg = config(tmp_path, cache=str(tmp_path / "kept"))
     cfg = replace(cfg, compensation=PAPER_COMPENSATION)
-    both, one = (
-        replace(cfg, sparsity=SparsityConfig(**groups)) for groups in ({"joint": 0.5, "vo": 0.5}, {"mlp": 0.5})
-    )
+    both = replace(cfg, sparsity=SparsityConfig(joint=0.5, vo=0.5))
+    one = replace(cfg, sparsity=SparsityConfig(mlp=0.5))
     plain = prune(replace(one, calibration=replace(cfg.calibration, cache=None))).model.state_dict()
     prune(both)
     found = prune(one).model.state_dict()

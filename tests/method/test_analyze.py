@@ -74,7 +74,7 @@ def test_a_vit_is_analysed_by_the_definitions() -> None:
     assert math.isclose(known(found.attention_entropy).nats, float(entropy), rel_tol=1e-4)
     assert math.isclose(known(found.attention_entropy).relative, float(entropy) / math.log(q.shape[2]), rel_tol=1e-4)
     activation = (q.square().sum(2) * k.square().sum(2)).mean(1)  # [H, d]
-    weight = block.get_submodule("attn.qkv").weight.detach().double()  # type: ignore[union-attr]
+    weight = model.get_parameter("blocks.1.attn.qkv.weight").detach().double()
     w_q, w_k, _ = weight.unflatten(0, (3, 2, -1))
     magnitude = w_q.square().sum(-1) * w_k.square().sum(-1)
     pairs = list(zip(activation, magnitude, strict=True))
