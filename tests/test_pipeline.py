@@ -115,8 +115,10 @@ def test_batch_size_does_not_change_the_result(half: tuple[PruneResult, Path]) -
 @pytest.mark.parametrize("ranker", list(RANKERS["mlp"]))
 def test_every_ranker_runs_on_every_group(ranker: str) -> None:
     sparsity = SparsityConfig(mlp=0.25, qk=0.25, vo=0.25, heads=0.4)
-    names = {group: ranker if ranker in choices else "activation" for group, choices in RANKERS.items()}
-    result = prune(config(ranker=RankerConfig(**names), sparsity=sparsity))
+    asked = RankerConfig(optin_images=2)
+    for group, choices in RANKERS.items():
+        setattr(asked, group, ranker if ranker in choices else "activation")
+    result = prune(config(ranker=asked, sparsity=sparsity))
     assert result.report.blocks[0].pruned == Sizes(mlp=288, qk=24, vo=24, heads=2)
 
 

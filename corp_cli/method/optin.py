@@ -64,7 +64,7 @@ def trajectory_losses(
     from it, and others are added to it.
     """
     x = torch.cat([tokens(model, images) for images in batches])
-    at_once = max(1, min(at_once, free_memory(x.device) // (2 * COPIES * x.numel() * x.element_size())))
+    at_once = max(1, min(at_once, free_memory(x.device) // 2 // (COPIES * x.numel() * x.element_size())))
     outputs = [x]
     for block in blocks:
         outputs.append(through(model, block, outputs[-1]))
@@ -117,7 +117,8 @@ def without_each(
     by_unit, weight = inputs.unflatten(-1, (-1, size)), branch.output.weight.unflatten(1, (-1, size))
     for some in torch.arange(weight.shape[1], device=out.device).split(at_once):
         added = torch.einsum("...us,ous->u...o", by_unit[..., some, :], weight[:, some])
-        yield branch.added(stream.expand(len(some), *stream.shape).flatten(0, 1), (out - added).flatten(0, 1))
+        masked = out - added.reshape(-1, *out.shape)  # SAM's last layer sees its grid as a sequence
+        yield branch.added(stream.expand(len(some), *stream.shape).flatten(0, 1), masked.flatten(0, 1))
 
 
 def by_model(known: Tensor, masked: Tensor) -> Tensor:
