@@ -124,7 +124,8 @@ def figures(report: Report) -> tuple[str, ...]:
 
 
 def matching_joint(dense: LoadedModel, kind: str, fraction: float, round_to: int) -> float:
-    """The least sparsity.joint, in thousandths, that removes `fraction` of the MACs or parameters."""
+    """The least sparsity.joint, in thousandths, that removes `fraction` of the MACs or parameters; 1, which is refused,
+    where none does."""
     whole = cost_of(dense.spec, dense.blocks, tuple(block.sizes for block in dense.blocks), kind)
 
     def left(thousandths: int) -> float:
@@ -133,7 +134,7 @@ def matching_joint(dense: LoadedModel, kind: str, fraction: float, round_to: int
         sizes = tuple(uniform_sizes(block, groups, sparsity) for block in dense.blocks)
         return cost_of(dense.spec, dense.blocks, sizes, kind) / whole
 
-    low, high = 0, 999  # what is left never grows with joint
+    low, high = 0, 1000  # what is left never grows with joint
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if left(middle) <= 1 - fraction else (middle, high)
