@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import csv
+import runpy
 import sys
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from corp_cli import load_config, pipeline, prune
 from corp_cli.cli.main import main
+from corp_cli.config.prune import CompensationConfig, PruneConfig, SparsityConfig
+from corp_cli.errors import CorpError
 from corp_cli.files.cache.cache import Cache
 from corp_cli.files.cache.scores import LossFiles
-from scripts import baselines
+from corp_cli.models.blocks import Sizes
 from tests.files.test_resume import interrupt_at
+from tests.support.budgets import run
+from tests.support.documents import ROOT
 from tests.support.typed import UNTIMED
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-FEW = [*UNTIMED, "ranker.optin_images=2", "calibration.num_images=48", "compensation.fit_tokens=256"]
+FEW = [*UNTIMED, "ranker.optin_images=2"]
 
 pytestmark = pytest.mark.usefixtures("tiny_digits")
 
@@ -26,15 +33,19 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
 
 
+@cache
+def repair_of(name: str) -> CompensationConfig:
+    return load_config(f"compensation={name}").compensation
+
+
 @pytest.mark.parametrize("ranker", choices("ranker"))
 def test_every_repair_goes_with_every_ranker(ranker: str, tmp_path: Path) -> None:
-    sizes = ["sparsity.joint=0.5", "sparsity.heads=0.5", "sparsity.vo=0.5"]
+    cfg = run(SparsityConfig(mlp=0.5, qk=0.5, vo=0.5, heads=0.5))
+    cfg = replace(cfg, ranker=load_config(f"ranker={ranker}", "ranker.optin_images=2").ranker)
     for repair in choices("compensation"):
-        cfg = load_config(f"ranker={ranker}", f"compensation={repair}", *sizes, *FEW)
-        report = prune(cfg, cache=Cache(own=tmp_path)).report
-        block, evaluation = report.blocks[-1], report.evaluation
-        assert (block.pruned.mlp, block.pruned.qk, block.pruned.vo, block.pruned.heads) == (32, 8, 8, 1)
-        assert (evaluation.pruned.kl == evaluation.uncompensated.kl) == (repair == "none")
+        report = prune(replace(cfg, compensation=repair_of(repair)), cache=Cache(own=tmp_path)).report
+        assert report.blocks[-1].pruned == Sizes(mlp=32, qk=8, vo=8, heads=1)
+        assert (report.evaluation.pruned.kl == report.evaluation.uncompensated.kl) == (repair == "none")
 
 
 def test_a_search_that_was_interrupted_masks_only_what_is_left(
@@ -64,9 +75,10 @@ def test_lambda_is_weighed_without_masking_again(tmp_path: Path, monkeypatch: py
     assert written == [3]
 
 
-def test_a_model_that_cannot_be_walked_through_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["prune", "model.name=xcit_nano_12_p16_224", "model.pretrained=false", "ranker.mlp=optin"]
-    assert main([*asked, "sparsity.mlp=0.5", f"calibration.path={CONFIGS}", "hydra.run.dir=unused"]) == 2
+def test_a_model_that_cannot_be_walked_through_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corp_cli.prepare.cannot_walk", lambda model: "it is odd")
+    with pytest.raises(CorpError, match="ranker optin goes on from block to block, and it is odd; choose another"):
+        prune(load_config("ranker=optin", "sparsity.mlp=0.5", *FEW))
 
 
 def test_the_table_goes_on_after_a_row_that_fails(
@@ -74,19 +86,19 @@ def test_the_table_goes_on_after_a_row_that_fails(
 ) -> None:
     given = ["--model", "vit_digits", "--kinds", "macs", "--removed", "0.3", "--num-images", "48", "--num-workers", "0"]
     rows = ["--rows", "kcm, none", "best, no", "--cache", str(tmp_path), "--csv", str(tmp_path / "table.csv")]
-    whole = baselines.prune
+    script = runpy.run_path(str(ROOT / "scripts/baselines.py"))["main"]
 
-    def fails(cfg: pipeline.PruneConfig) -> pipeline.PruneResult:
+    def fails(cfg: PruneConfig) -> pipeline.PruneResult:
         if cfg.recipe == "best" and cfg.sparsity.macs:
             raise ValueError("no such luck")
-        return whole(cfg)
+        return prune(cfg)
 
-    monkeypatch.setattr(baselines, "prune", fails)
+    monkeypatch.setitem(script.__globals__, "prune", fails)
     monkeypatch.setattr(sys, "argv", ["baselines.py", *given, *rows])
-    baselines.main()
+    script()
     with (tmp_path / "table.csv").open() as file:
         head, kcm, best = csv.reader(file)
-    assert tuple(head) == baselines.COLUMNS
+    assert tuple(head) == script.__globals__["COLUMNS"]
     assert kcm[:3] == ["macs -30%", "kcm", "none"]
     assert 0.6 < float(kcm[4]) <= 0.7
     assert best[1] == "best, no merging"
