@@ -3,9 +3,10 @@
     python scripts/baselines.py --checkpoint deit_tiny.safetensors --calibration imgs/ --evaluation labelled/
 
 Every row really cuts: figures are of the model whose weights are smaller. Rankers without a budget of their own are
-given the least uniform sparsity.joint that removes what is asked for; OPTIN and Kwon et al. search by their scores. One
-line is printed, and added to --csv, as each row is done; one that fails says why, and the table goes on. Statistics,
-damage curves and trajectory scores are kept in --cache, so that rows and a second call share them. Nothing is tuned.
+given the least uniform sparsity.joint that removes what is asked for, to the unit; OPTIN and Kwon et al. search by
+their scores. One line is printed, and added to --csv, as each row is done; one that fails says why, and the table goes
+on. Statistics, damage curves and trajectory scores are kept in --cache, so that rows and a second call share them.
+Nothing is tuned.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Row:
 
 
 def uniform(*overrides: str) -> Callable[[str, float, float], list[str]]:
-    """The same sizes in every block."""
-    return lambda kind, fraction, joint: [*overrides, f"sparsity.joint={joint:g}"]
+    """The same sizes in every block, to the unit: multiples of 8 would remove more than what is asked for."""
+    return lambda kind, fraction, joint: [*overrides, f"sparsity.joint={joint:g}", "sparsity.round_to=1"]
 
 
 def budget(*overrides: str) -> Callable[[str, float, float], list[str]]:
@@ -88,7 +89,7 @@ def main() -> None:
     say(COLUMNS, None if args.csv and args.csv.exists() else args.csv)
     for kind in args.kinds:
         for fraction in args.removed:
-            joint = matching_joint(dense, kind, fraction, cfg.sparsity.round_to)
+            joint = matching_joint(dense, kind, fraction)
             for row in ROWS:
                 if kind in row.kinds and (
                     not args.rows or any(part in f"{row.name}, {row.compensation}" for part in args.rows)
@@ -123,13 +124,13 @@ def figures(report: Report) -> tuple[str, ...]:
     )
 
 
-def matching_joint(dense: LoadedModel, kind: str, fraction: float, round_to: int) -> float:
+def matching_joint(dense: LoadedModel, kind: str, fraction: float) -> float:
     """The least sparsity.joint, in thousandths, that removes `fraction` of the MACs or parameters; 1, which is refused,
     where none does."""
     whole = cost_of(dense.spec, dense.blocks, tuple(block.sizes for block in dense.blocks), kind)
 
     def left(thousandths: int) -> float:
-        sparsity = SparsityConfig(joint=thousandths / 1000, round_to=round_to, skip_unsupported=True)
+        sparsity = SparsityConfig(joint=thousandths / 1000, round_to=1, skip_unsupported=True)
         groups, _ = check_supported(dense.blocks, sparsity)
         sizes = tuple(uniform_sizes(block, groups, sparsity) for block in dense.blocks)
         return cost_of(dense.spec, dense.blocks, sizes, kind) / whole
