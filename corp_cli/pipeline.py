@@ -15,7 +15,7 @@ from corp_cli.config.prune import CompensationConfig, PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import require_packages
 from corp_cli.export.write import export, export_formats, make_manifest
-from corp_cli.files.cache.cache import Cache, cached_blocks, cached_curves, cached_statistics, opened
+from corp_cli.files.cache.cache import Cache, cached_blocks, cached_curves, cached_losses, cached_statistics, opened
 from corp_cli.files.checkpoint import carry_manifest
 from corp_cli.files.output import PLAN, clear_results, require_room, size_in_bytes, write_whole
 from corp_cli.measure.judge import Findings, judge
@@ -23,6 +23,7 @@ from corp_cli.method.calibrate import calibrate, require_tokens
 from corp_cli.method.compensate import Errors, compensate
 from corp_cli.method.fit_one_shot import fit_every_block, refits
 from corp_cli.method.keep import KeptUnits, keep
+from corp_cli.method.optin import Losses, trajectory_losses, trajectory_scores
 from corp_cli.method.rank import RankerArgs, Scores, rank
 from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.statistics import Statistics
@@ -97,18 +98,19 @@ def prune(
         statistics = cached_statistics(cache, work.dense, images.calibrated, lambda: measure_statistics(work, cfg))
         require_tokens(blocks, statistics, images.calibrated.good, cfg.compensation)
     with watch("rank"):
-        args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge)
+        trajectory = trajectory_of(work, cfg, cache)
+        args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge, trajectory)
         asked = work.target.sizes if isinstance(work.target, SizePlan) else None
         scores = rank(dense, blocks, statistics, work.groups, cfg.ranker, args, asked)
     with watch("plan"):
-        plan = choose_sizes(work.target, cfg.sparsity.rounds, curves_of(work, cfg, statistics, scores, cache))
+        plan = choose_sizes(work.target, cfg.sparsity.rounds, curves_of(work, cfg, statistics, scores, cache), scores)
         kept = tuple(keep(*each) for each in zip(scores, blocks, plan.sizes, strict=True))
     with watch("compensate"):
         uncompensated, _ = compensate(dense, blocks, statistics, kept, UNCOMPENSATED)
         if cfg.compensation.propagate == "none" or cannot_walk(dense):
             pruned, errors = compensate_at_once(work, cfg, statistics, kept)
         else:
-            pruned, errors = compensate_along_the_stream(work, cfg, plan, cache)
+            pruned, errors = compensate_along_the_stream(work, cfg, plan, cache, trajectory)
         for model in (uncompensated, pruned):
             spare_tokens(model, plan.merge, plan.updated_tokens)
     with watch("evaluate"):
@@ -156,6 +158,20 @@ def measure_statistics(work: Work, cfg: PruneConfig) -> Statistics:
     return halving_batches(measure, cfg.calibration, "calibration")
 
 
+def trajectory_of(work: Work, cfg: PruneConfig, cache: Cache) -> tuple[Scores, ...]:
+    """Scores of every block for the ranker optin, from the cache or by masking unit after unit; none where unasked."""
+    dense, count, groups = work.dense, cfg.ranker.optin_images, cfg.ranker.measured() & work.groups
+    if not groups:
+        return ()
+    progress = cached_losses(cache, {"masked": sorted(groups), "images": [count, cfg.seed]})
+
+    def measure(c: CalibrationConfig) -> tuple[Losses, ...]:
+        batches = curve_batches(work.images, dense, count, c, cfg.seed)
+        return trajectory_losses(dense.model, dense.blocks, groups, batches, c.batch_size, progress)
+
+    return trajectory_scores(halving_batches(measure, cfg.calibration, "calibration"), cfg.ranker.optin_lambda)
+
+
 def curves_of(
     work: Work, cfg: PruneConfig, statistics: Statistics, scores: tuple[Scores, ...], cache: Cache
 ) -> MeasureCurves:
@@ -198,7 +214,9 @@ def compensate_at_once(
     return halving_batches(fit, cfg.calibration, "calibration")
 
 
-def compensate_along_the_stream(work: Work, cfg: PruneConfig, plan: SizePlan, cache: Cache) -> tuple[nn.Module, Errors]:
+def compensate_along_the_stream(
+    work: Work, cfg: PruneConfig, plan: SizePlan, cache: Cache, trajectory: tuple[Scores, ...]
+) -> tuple[nn.Module, Errors]:
     """Block by block: every block is calibrated, ranked and compensated anew behind those before it."""
     dense = work.dense
     parts = {
@@ -218,7 +236,7 @@ def compensate_along_the_stream(work: Work, cfg: PruneConfig, plan: SizePlan, ca
             calibration_batches(work.images, dense, c, cfg.seed),
             cfg.ranker,
             cfg.compensation,
-            RankerArgs.seeded(cfg.seed, cfg.compensation.ridge),
+            RankerArgs.seeded(cfg.seed, cfg.compensation.ridge, trajectory),
             cached_blocks(cache, parts),
         ),
         cfg.calibration,

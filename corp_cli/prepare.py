@@ -171,6 +171,8 @@ def check_walk(loaded: LoadedModel, cfg: PruneConfig) -> None:
             f"sparsity.latency times blocks on a sequence of tokens, and {type(dense).__name__} takes windows of a "
             "grid; use sparsity.macs or sparsity.params."
         )
+    if why and cfg.ranker.measured() & cfg.sparsity.groups():
+        raise CorpError(f"The ranker optin goes on from block to block, and {why}; choose another one.")
     sequential = cfg.compensation.propagate == "sequential"
     if why and sequential:
         console.warn(f"{why}, so all blocks are repaired at once, as with compensation.propagate=none.")

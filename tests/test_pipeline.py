@@ -16,8 +16,6 @@ from corp_cli.config.prune import CompensationConfig, ModelConfig, PruneConfig, 
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, weights_sha256
 from corp_cli.files.manifest import read_manifest
-from corp_cli.method.rank import RANKERS
-from corp_cli.models.blocks import Sizes
 from corp_cli.models.loaded import dense_model
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import PruneResult, prune
@@ -110,14 +108,6 @@ def test_batch_size_does_not_change_the_result(half: tuple[PruneResult, Path]) -
     found, expected = other.evaluation.pruned, half[0].report.evaluation.pruned
     assert (found.agreement, found.top1) == (expected.agreement, expected.top1)
     assert found.kl == pytest.approx(expected.kl, rel=1e-3)
-
-
-@pytest.mark.parametrize("ranker", list(RANKERS["mlp"]))
-def test_every_ranker_runs_on_every_group(ranker: str) -> None:
-    sparsity = SparsityConfig(mlp=0.25, qk=0.25, vo=0.25, heads=0.4)
-    names = {group: ranker if ranker in choices else "activation" for group, choices in RANKERS.items()}
-    result = prune(config(ranker=RankerConfig(**names), sparsity=sparsity))
-    assert result.report.blocks[0].pruned == Sizes(mlp=288, qk=24, vo=24, heads=2)
 
 
 def test_compensations_differ_as_they_should() -> None:

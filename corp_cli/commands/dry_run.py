@@ -71,9 +71,10 @@ def budget_line(budget: Budget) -> str:
         limit = f"{1e3 * allowed:.3g} ms of {1e3 * budget.dense:.3g} ms for a forward pass, timed here"
     else:
         limit = f"{allowed:,.0f} of {budget.dense:,.0f} {UNITS[budget.kind]}"
+    after = "it has measured damage" if budget.search == "damage" else "it has scored all units"
     return (
         f"sparsity.{budget.kind}={budget.fraction:g} leaves at most {limit}. The run chooses the sizes of every block "
-        f"after it has measured damage; {100 * matching_fraction(budget):.0f}% of every group alike would meet it:"
+        f"after {after}; {100 * matching_fraction(budget):.0f}% of every group alike would meet it:"
     )
 
 

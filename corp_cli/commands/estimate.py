@@ -24,7 +24,8 @@ from corp_cli.method.calibrate import Calibration, accumulation_device
 from corp_cli.method.compensate import compensate_mlp
 from corp_cli.method.fit_mlp import RIDGES as FIT_RIDGES
 from corp_cli.method.fit_mlp import ROUNDS
-from corp_cli.method.rank import RANKERS, RankerArgs
+from corp_cli.method.optin import COPIES, units_of
+from corp_cli.method.rank import RANKERS, RankerArgs, Scores
 from corp_cli.method.statistics import BlockStatistics
 from corp_cli.models.adapter import hidden_units, mlp_weights
 from corp_cli.models.blocks import MlpWeights, Sizes
@@ -32,6 +33,7 @@ from corp_cli.models.streams import tokens
 from corp_cli.pipeline import UNCOMPENSATED
 from corp_cli.prepare import Work, first_batch
 from corp_cli.runtime.environment import peak_memory_mib
+from corp_cli.runtime.memory import free_memory
 from corp_cli.sizes.budget import Budget, uniform
 from corp_cli.sizes.costs import cost_of
 from corp_cli.sizes.curves import ANCHORS, MERGED
@@ -122,7 +124,10 @@ def solve_seconds(work: Work, cfg: PruneConfig, width: int, outputs: int) -> Sol
     moments = joint.result()
     hidden, every = select_moments(moments, torch.arange(width, device=home)), torch.arange(width, device=home)
     fc2 = torch.randn(outputs, width, generator=generator, dtype=torch.float64).to(home)
-    mlp, args = MlpWeights((fc2.T,), (None,), fc2, None), RankerArgs.seeded(cfg.seed, cfg.compensation.ridge)
+    mlp, args = (
+        MlpWeights((fc2.T,), (None,), fc2, None),
+        RankerArgs.seeded(cfg.seed, cfg.compensation.ridge, (Scores(mlp=fc2[0]),)),
+    )
     ranker = RANKERS["mlp"][cfg.ranker.mlp]
 
     def compensated(settings: CompensationConfig) -> Callable[[], object]:
@@ -188,19 +193,28 @@ def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates:
     curves = curve_seconds(work, cfg.sparsity, work.target, rates, solves) if isinstance(work.target, Budget) else 0.0
     return {
         "calibrate": len(images) * feed(rates.calibrate, images, rates, workers, device),
-        "rank": solves.rank,
+        "rank": solves.rank + masked_seconds(work, cfg, rates),
         "plan": curves,
         "compensate": compensate,
         "evaluate": len(judged) * three + (timed if evaluation.throughput_batches else 0.0),
     }
 
 
+def masked_seconds(work: Work, cfg: PruneConfig, rates: Rates) -> float:
+    """Of the ranker optin: every unit, masked in turn, through the blocks from its own on."""
+    groups, depth = cfg.ranker.measured() & work.groups, len(work.dense.blocks)
+    passes = sum(units_of(block, groups) * (depth - i) / depth for i, block in enumerate(work.dense.blocks))
+    return min(cfg.ranker.optin_images, len(work.images.calibration)) * passes * rates.forward
+
+
 def curve_seconds(work: Work, cfg: SparsityConfig, target: Budget, rates: Rates, solves: Solves) -> float:
     """Of every group of every block: the dense size and the anchors, each through the blocks from there on.
 
     Where tokens may be merged, counts of tokens in every block but the last as well, and nothing is cut around them. A
-    bound from above: what is the context itself is measured once.
+    bound from above: what is the context itself is measured once. Nothing is measured where scores choose.
     """
+    if target.search == "scores":
+        return 0.0
     anchors, depth = len(next(iter(ANCHORS.values()))), len(work.dense.blocks)
     passes = (1 + anchors) * sum((depth - block) / depth for block, _ in target.wanted())
     if target.token_costs:
@@ -243,6 +257,10 @@ def peak_mib(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rate
         "calibrate": (0.0, 2 * sums + hooked),
         "evaluate": (0.0, sums + 2 * left + passed * max(0, judged - rates.batch)),
     }
+    if cfg.ranker.measured() & work.groups:
+        one = min(cfg.ranker.optin_images, images) * stream * FLOAT
+        masked = max(COPIES * one, min(batch * COPIES * one, free_memory(work.dense.device) // 2))
+        stages["rank"] = (0.0, sums + len(work.dense.blocks) * one + masked)
     if isinstance(work.target, Budget):
         held = min(cfg.sparsity.curve_images, images) * (2 * stream + pixels) * FLOAT
         stages["plan"] = (0.0, sums + held + 3 * model + hooked)  # the copy around, and all weights in float64

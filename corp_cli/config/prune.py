@@ -17,15 +17,21 @@ from corp_cli.config.ranges import require_at_least, require_choice, require_fra
 from corp_cli.errors import CorpError
 
 SIMPLE_RANKERS = ("activation", "magnitude", "random")
-RANKERS = {"mlp": (*SIMPLE_RANKERS, "variance", "obs"), **dict.fromkeys(("qk", "vo", "heads"), SIMPLE_RANKERS)}
+RANKERS = {
+    "mlp": (*SIMPLE_RANKERS, "variance", "obs", "kcm", "output", "optin"),
+    "qk": SIMPLE_RANKERS,
+    "vo": SIMPLE_RANKERS,
+    "heads": (*SIMPLE_RANKERS, "output", "optin"),
+}
 COMPENSATIONS = {
-    "mlp": ("none", "mean", "affine", "gauss_newton"),
+    "mlp": ("none", "mean", "scale", "affine", "gauss_newton"),
     "qk": ("none", "sylvester", "lowrank"),
-    "vo": ("none", "mean", "affine", "lowrank", "reduced_rank"),
+    "vo": ("none", "mean", "scale", "affine", "lowrank", "reduced_rank"),
     "propagate": ("none", "sequential"),
     "token_weights": ("uniform", "class_token", "rollout"),
 }
 BUDGETS = ("macs", "params", "latency")
+SEARCHES = {"damage": ("mlp", "qk", "vo"), "scores": ("mlp", "heads")}  # how a budget chooses sizes → of which groups
 DEFAULT_RIDGE = 0.1
 
 
@@ -57,6 +63,7 @@ class SparsityConfig:
     latency_batch_size: int = 32  # latency: images in the forward pass that is timed
     latency_dtype: str = "float32"  # latency: of the weights and images that are timed
     plan: Optional[str] = None  # a plan.yaml with the sizes of every block
+    search: str = "damage"  # budget: sizes by measured damage; or scores: the units that score highest in all blocks
     rounds: int = 1  # budget: how often damage is measured, each time in the context of the sizes found before
     curve_images: int = 128  # budget: calibration images that damage is measured on
     round_to: int = 8  # kept sizes are multiples of this, never above dense
@@ -80,14 +87,24 @@ class SparsityConfig:
         if chosen and fixed:
             raise CorpError(f"sparsity.{chosen[0]} chooses the sizes that sparsity.{fixed[0]} fixes; give one of them.")
         require_at_least("sparsity.", self, round_to=1, rounds=1, curve_images=1, latency_batch_size=1)
-        require_choice("sparsity.", self, latency_dtype=DTYPES)
+        require_choice("sparsity.", self, latency_dtype=DTYPES, search=tuple(SEARCHES))
+        if self.search == "scores":
+            self._require_searchable()
+
+    def _require_searchable(self) -> None:
+        if self.latency is not None:
+            raise CorpError("sparsity.search=scores knows no time; give sparsity.macs or sparsity.params.")
+        if self.budget() and self.heads is not None:
+            raise CorpError("sparsity.search=scores chooses heads as well; leave out sparsity.heads.")
+        if self.budget() and self.merge_tokens:
+            raise CorpError("sparsity.merge_tokens=true goes by measured damage; leave out sparsity.search=scores.")
 
     def groups(self) -> frozenset[str]:
         """The groups that may be pruned."""
         if self.plan is not None:
             return frozenset(RANKERS)
         named = {group for group, fraction in self.fractions().items() if fraction > 0}
-        return frozenset(named | {"mlp", "qk", "vo"} if self.budget() else named)
+        return frozenset(named | set(SEARCHES[self.search]) if self.budget() else named)
 
     def named(self) -> bool:
         """Whether anything says what to remove."""
@@ -117,9 +134,16 @@ class RankerConfig:
     qk: str = "activation"
     vo: str = "activation"
     heads: str = "activation"
+    optin_images: int = 64  # optin: calibration images that every masked model sees
+    optin_lambda: float = 1.0  # optin: weight of the KL of the outputs beside the relations of tokens
 
     def __post_init__(self) -> None:
         require_choice("ranker.", self, **RANKERS)
+        require_at_least("ranker.", self, optin_images=1, optin_lambda=0)
+
+    def measured(self) -> frozenset[str]:
+        """The groups whose units are masked one by one to score them."""
+        return frozenset(group for group in RANKERS if getattr(self, group) == "optin")
 
 
 @dataclass

@@ -13,6 +13,7 @@ from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.fit import Fit
 from corp_cli.linalg.logits import logit_error, missing_logits, split_factors
 from corp_cli.linalg.lowrank import logit_factors, output_factors
+from corp_cli.linalg.masks import input_gram, least_squares_masks
 from corp_cli.linalg.moments import Moments, diagonal_blocks, energy, relative, select_moments, transform_moments
 from corp_cli.linalg.ridge import (
     Affine,
@@ -60,10 +61,15 @@ AFFINE: dict[str, Callable[[Moments, Tensor, Tensor, float], Affine]] = {
 
 
 def _compensated_fold(
-    weight: Tensor, bias: Tensor | None, moments: Moments, kept: Tensor, how: str, ridge_lambda: float
+    weight: Tensor, bias: Tensor | None, moments: Moments, kept: Tensor, owner: Tensor, how: str, ridge_lambda: float
 ) -> tuple[Tensor, Tensor | None, GroupError]:
-    """(W̃, b̃) of a linear layer [o, d] whose inputs are pruned to `kept`, with the error before and after."""
+    """(W̃, b̃) of a linear layer [o, d] whose inputs are pruned to `kept` [s], with the error before and after.
+
+    owner [s]: the unit that an input belongs to, which `scale` gives one factor: a channel, or a head.
+    """
     pruned = pruned_indices(kept, weight.shape[1])
+    if how == "scale":
+        return _scaled(weight, bias, moments, kept, pruned, owner, ridge_lambda)
     affine = AFFINE[how](moments, kept, pruned, ridge_lambda)
     dropped = no_prediction(moments, kept, pruned)
     error = GroupError(
@@ -75,12 +81,32 @@ def _compensated_fold(
     return new_weight, (None if bias is None and how == "none" else new_bias), error
 
 
+def _scaled(
+    weight: Tensor,
+    bias: Tensor | None,
+    moments: Moments,
+    kept: Tensor,
+    pruned: Tensor,
+    owner: Tensor,
+    ridge_lambda: float,
+) -> tuple[Tensor, Tensor | None, GroupError]:
+    """W̃ = W_S diag(m) with the masks m of `least_squares_masks`: of all repairs, only the scale of each unit."""
+    new = weight[:, kept] * least_squares_masks(input_gram(weight, moments), kept, owner, ridge_lambda)
+    left = weight.clone()
+    left[:, kept] -= new
+    lost = energy(left, moments.covariance) + (left @ moments.mean).square().sum()
+    dropped = no_prediction(moments, kept, pruned)
+    before = affine_error(weight, moments, kept, pruned, dropped)
+    return new, bias, GroupError(before, relative(lost, energy(weight, moments.covariance)))
+
+
 def compensate_mlp(
     weights: MlpWeights, moments: Moments, kept: Tensor, cfg: CompensationConfig
 ) -> tuple[MlpWeights, GroupError]:
     """Rows of fc1 that stay, and fc2 with the affine compensation folded in (Eq. 8-11, Alg. 3)."""
     kept = kept.to(weights.fc2.device)
-    fc2, bias, error = _compensated_fold(weights.fc2, weights.fc2_bias, moments, kept, cfg.mlp, cfg.ridge)
+    own = torch.arange(len(kept), device=kept.device)
+    fc2, bias, error = _compensated_fold(weights.fc2, weights.fc2_bias, moments, kept, own, cfg.mlp, cfg.ridge)
     fc1 = tuple(weight[kept] for weight in weights.fc1)
     return MlpWeights(fc1, tuple(None if b is None else b[kept] for b in weights.fc1_bias), fc2, bias), error
 
@@ -111,7 +137,9 @@ def _select_values(
     how: str,
     cfg: CompensationConfig,
 ) -> tuple[AttentionWeights, GroupError]:
-    proj, bias, error = _compensated_fold(weights.proj.flatten(1), weights.proj_bias, moments, kept, how, cfg.ridge)
+    owner = torch.arange(shape[0], device=kept.device).repeat_interleave(shape[1])
+    whole = weights.proj.flatten(1)
+    proj, bias, error = _compensated_fold(whole, weights.proj_bias, moments, kept, owner, how, cfg.ridge)
     v = weights.v.flatten(0, 1)[kept].unflatten(0, shape)
     v_bias = None if weights.v_bias is None else weights.v_bias.flatten()[kept].unflatten(0, shape)
     return replace(weights, v=v, v_bias=v_bias, proj=proj.unflatten(1, shape), proj_bias=bias), error

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import RankerConfig
-from corp_cli.linalg.moments import Moments
+from corp_cli.linalg.masks import input_gram, representatives
+from corp_cli.linalg.moments import Moments, diagonal_blocks
 from corp_cli.linalg.obs import removal_order
 from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights
@@ -35,12 +36,14 @@ class RankerArgs:
 
     generator: torch.Generator
     ridge_lambda: float
+    trajectory: tuple[Scores, ...] = ()  # of every block, for the ranker optin: see method.optin
+    block: int = 0  # the index of the one that is ranked
     kept: Sizes | None = None  # of the block, where they are known already: what is ranked above them may tie
 
     @staticmethod
-    def seeded(seed: int, ridge_lambda: float) -> RankerArgs:
+    def seeded(seed: int, ridge_lambda: float, trajectory: tuple[Scores, ...] = ()) -> RankerArgs:
         """Those of a run, whose random scores follow from `seed`."""
-        return RankerArgs(torch.Generator().manual_seed(seed), ridge_lambda)
+        return RankerArgs(torch.Generator().manual_seed(seed), ridge_lambda, trajectory)
 
 
 # --- rankers: (weights, statistics, args) → score ----------------------------------------------------------
@@ -77,6 +80,32 @@ def mlp_magnitude(weights: MlpWeights, statistics: BlockStatistics, args: Ranker
     return score
 
 
+def mlp_kcm(weights: MlpWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
+    """c_j E[x_j²]^½: how much fc2_:j stands for itself among the columns of fc2, times how strongly channel j acts.
+
+    R2D2 of KCM (Nova et al., "Gradient-free structured pruning with unlabeled data", arXiv 2303.04185, Alg. 1 and 2):
+    representative ranking by a kernel convex factorisation, and data-dependent ranking, each over its largest value.
+    Simplified: the width of the kernel follows the layer (see `representatives`), and activity is the root mean square,
+    which does not cancel where GELU is negative. The paper's budget of filters over all layers and its mask tuning are
+    `sparsity.search=scores` and `compensation=scale`.
+    """
+    assert statistics.hidden is not None
+    stands, acts = representatives(weights.fc2.T), statistics.hidden.second_moment().sqrt()
+    return stands / stands.max() * acts / acts.max()
+
+
+def mlp_output(weights: MlpWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
+    """E[x_j²] ‖fc2_:j‖²: what channel j adds to the output; see `heads_output`."""
+    return mlp_activation(weights, statistics, args) * weights.fc2.square().sum(0)
+
+
+def mlp_trajectory(weights: MlpWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
+    """The trajectory score of OPTIN, measured before: see method.optin."""
+    score = args.trajectory[args.block].mlp
+    assert score is not None
+    return score
+
+
 def qk_activation(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
     """s_j = E[‖q_j‖² ‖k_j‖²], norms over the tokens of one image (Eq. 12, Alg. 4)."""
     assert statistics.logits is not None
@@ -109,6 +138,24 @@ def heads_magnitude(weights: AttentionWeights, statistics: BlockStatistics, args
     return weights.v.flatten(1).norm(dim=1) * weights.proj.transpose(0, 1).flatten(1).norm(dim=1)
 
 
+def heads_output(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
+    """E‖W_O,h o_h‖²: what head h adds to the output of attention.
+
+    Half the second derivative of the layer's squared error by the head's mask. Kwon et al. (arXiv 2204.09656, section
+    4.1) take that of the labelled loss, by its gradients: the diagonal Fisher information. This needs neither.
+    """
+    assert statistics.head_output is not None
+    gram = input_gram(weights.proj.flatten(1), statistics.head_output)
+    return diagonal_blocks(gram, weights.v.shape[1]).sum((1, 2))
+
+
+def heads_trajectory(weights: AttentionWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
+    """The trajectory score of OPTIN, measured before: see method.optin."""
+    score = args.trajectory[args.block].heads
+    assert score is not None
+    return score
+
+
 def random(units: torch.Size, args: RankerArgs) -> Tensor:
     """Uniform in [0, 1), for units of this shape."""
     return torch.rand(units, generator=args.generator, dtype=torch.float64)
@@ -121,6 +168,9 @@ RANKERS: dict[str, dict[str, Callable[..., Tensor]]] = {
         "random": lambda weights, statistics, args: random(weights.fc2.shape[1:], args),
         "variance": mlp_variance,
         "obs": mlp_obs,
+        "kcm": mlp_kcm,
+        "output": mlp_output,
+        "optin": mlp_trajectory,
     },
     "qk": {
         "activation": qk_activation,
@@ -136,6 +186,8 @@ RANKERS: dict[str, dict[str, Callable[..., Tensor]]] = {
         "activation": heads_activation,
         "magnitude": heads_magnitude,
         "random": lambda weights, statistics, args: random(weights.v.shape[:1], args),
+        "output": heads_output,
+        "optin": heads_trajectory,
     },
 }
 
@@ -177,6 +229,6 @@ def rank(
     """Scores of every block; sizes: those that will be kept, where that does not depend on the scores."""
     every = zip(blocks, statistics, sizes or [None] * len(blocks), strict=True)
     return tuple(
-        rank_block(block_weights(model, block), found, block, groups, cfg, replace(args, kept=kept))
-        for block, found, kept in console.track(every, "rank", len(blocks))
+        rank_block(block_weights(model, block), found, block, groups, cfg, replace(args, block=i, kept=kept))
+        for i, (block, found, kept) in enumerate(console.track(every, "rank", len(blocks)))
     )

@@ -74,6 +74,7 @@ def compensate_sequentially(
     every: list[dict[str, GroupError]] = []
     for i, block in enumerate(console.track(blocks, "compensate", len(blocks))):
         enter_block(stream, dense, block)
+        args = replace(args, block=i)
         attention, mlp = sublayers(dense, block)
         weights = block_weights(dense, block)
         known = progress.read(i, block, pruned) if progress else None

@@ -15,7 +15,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 from torch import Tensor
 
-from corp_cli.config.prune import SparsityConfig
+from corp_cli.config.prune import SEARCHES, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.spec import ModelSpec
@@ -99,7 +99,7 @@ class Budget:
 
     Costs are MACs of one image, parameters, or seconds of a forward pass. `updated_tokens`: how many leading ones the
     last block updates (None: all); `merge`: how many every block merges (empty: none); `token_costs`: None where none
-    may be merged.
+    may be merged. `search`: how sizes are chosen, by damage or by scores, which may leave as little as they like.
     """
 
     kind: str  # macs, params or latency
@@ -112,6 +112,7 @@ class Budget:
     updated_tokens: int | None = None
     token_costs: TokenCosts | None = None
     merge: tuple[int, ...] = ()
+    search: str = "damage"
 
     @property
     def limit(self) -> float:
@@ -140,10 +141,14 @@ class Budget:
         return [(cost.block, group) for cost in self.costs for group in cost.groups]
 
     def candidates(self, block: int, group: str) -> tuple[int, ...]:
-        """Sizes that a group may be cut to, ascending: multiples of `round_to`, and the dense size."""
-        dense = getattr(self.base[block], group)
-        least = max(1, LEAST * dense)
-        return tuple(sorted({size for size in range(self.round_to, dense, self.round_to) if size >= least} | {dense}))
+        """Sizes that a group may be cut to, ascending: multiples of its step, and the dense size."""
+        dense, step = getattr(self.base[block], group), self.step(group)
+        least = max(1, LEAST * dense) if self.search == "damage" else 1
+        return tuple(sorted({size for size in range(step, dense, step) if size >= least} | {dense}))
+
+    def step(self, group: str) -> int:
+        """What sizes of a group are multiples of: heads go one by one."""
+        return 1 if group == "heads" else self.round_to
 
     def choices(self, cost: Cost) -> tuple[tuple[int, ...], ...]:
         """Every combination of sizes that the groups of `cost` may be cut to."""
@@ -162,10 +167,11 @@ class Budget:
         ways = [self] if self.token_costs is None else [self, self.merging(self.token_costs.most())]
         least = min(way.fixed + way.least for way in ways)  # on some devices merging costs more time than it saves
         if all(way.least > way.limit for way in ways):
+            also = ", or remove heads too (sparsity.heads)" if self.search == "damage" else ""
             raise CorpError(
                 f"sparsity.{self.kind}={self.fraction:g} cannot be met: at most "
                 f"{max(0.0, 1 - least / self.dense):.3f} of this model can be removed at "
-                f"sparsity.round_to={self.round_to}; ask for less, or remove heads too (sparsity.heads)."
+                f"sparsity.round_to={self.round_to}; ask for less{also}."
             )
         return self
 
@@ -186,10 +192,11 @@ def make_budget(
     kind, fraction = ("params", cfg.params) if cfg.macs is None else ("macs", cfg.macs)
     assert fraction is not None
     dense = cost_of(spec, blocks, tuple(block.sizes for block in blocks), kind)
-    costs = linear_costs(spec, blocks, base, kind, updated_tokens)
+    costs = linear_costs(spec, blocks, base, kind, updated_tokens, SEARCHES[cfg.search])
     fixed = cost_of(spec, blocks, base, kind, updated_tokens) - sum(float(cost.values[-1]) for cost in costs)
     by_token = mac_costs(spec, blocks, base, updated_tokens) if merges else None
-    return Budget(kind, fraction, dense, fixed, base, costs, cfg.round_to, updated_tokens, by_token).require_met()
+    found = Budget(kind, fraction, dense, fixed, base, costs, cfg.round_to, updated_tokens, by_token, search=cfg.search)
+    return found.require_met()
 
 
 def uniform(budget: Budget, fraction: float) -> tuple[Sizes, ...]:
@@ -197,7 +204,7 @@ def uniform(budget: Budget, fraction: float) -> tuple[Sizes, ...]:
     sizes = list(budget.base)
     for i, group in budget.wanted():
         dense = getattr(budget.base[i], group)
-        sizes[i] = replace(sizes[i], **{group: kept_size(dense, fraction, budget.round_to)})
+        sizes[i] = replace(sizes[i], **{group: kept_size(dense, fraction, budget.step(group))})
     return tuple(sizes)
 
 

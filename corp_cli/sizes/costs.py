@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 
+from corp_cli.config.prune import SEARCHES
 from corp_cli.measure.macs import count_module
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.counts import count, sized_skeleton
@@ -17,7 +18,6 @@ from corp_cli.models.spec import AttentionSizes, MlpSizes, ModelSpec, PrunedSize
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import LEAST_TOKENS, prefix_tokens
 
-BUDGETED = ("mlp", "qk", "vo")
 Floats = NDArray[np.float64]
 
 
@@ -98,24 +98,31 @@ def pruned_blocks(
     return pruned
 
 
-def free_groups(blocks: tuple[Block, ...], base: tuple[Sizes, ...]) -> list[tuple[int, str]]:
-    """Every (block, group) that a budget may cut below `base`."""
+def free_groups(
+    blocks: tuple[Block, ...], base: tuple[Sizes, ...], groups: tuple[str, ...] = SEARCHES["damage"]
+) -> list[tuple[int, str]]:
+    """Every (block, group) of `groups` that a budget may cut below `base`."""
     return [
         (i, group)
         for i, sizes in enumerate(base)
-        for group in BUDGETED
+        for group in groups
         if group not in blocks[i].refusals and getattr(sizes, group) > 1
     ]
 
 
 def linear_costs(
-    spec: ModelSpec, blocks: tuple[Block, ...], base: tuple[Sizes, ...], kind: str, updated_tokens: int | None = None
+    spec: ModelSpec,
+    blocks: tuple[Block, ...],
+    base: tuple[Sizes, ...],
+    kind: str,
+    updated_tokens: int | None = None,
+    groups: tuple[str, ...] = SEARCHES["damage"],
 ) -> tuple[Cost, ...]:
     """The cost of every group of every block. MACs and parameters are linear in every size."""
     costs: list[Cost] = []
     known: dict[tuple[str, Sizes, str, bool], float] = {}
     whole = cost_of(spec, blocks, base, kind, updated_tokens)
-    for i, group in free_groups(blocks, base):
+    for i, group in free_groups(blocks, base, groups):
         size = getattr(base[i], group)
         key = blocks[i].place, base[i], group, i == len(base) - 1
         if key not in known:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from corp_cli.method.rank import Scores
 from corp_cli.models.blocks import Sizes
 from corp_cli.sizes.budget import Budget, matching_fraction, spend, uniform
 from corp_cli.sizes.curves import ANCHORS, TOKENS, Curve
 from corp_cli.sizes.schedule import schedules
+from corp_cli.sizes.search import highest_scores
 
 # (sizes around, fractions removed at which to measure, what of) → damage curves
 MeasureCurves = Callable[[tuple[Sizes, ...], tuple[float, ...], list[tuple[int, str]]], list[Curve]]
@@ -33,14 +35,18 @@ class SizePlan:
     curves: tuple[Curve, ...] = field(default=(), compare=False)
 
 
-def choose_sizes(target: SizePlan | Budget, rounds: int, measure: MeasureCurves) -> SizePlan:
-    """The sizes of `target`: as they are, or those that do the least damage within the budget.
+def choose_sizes(
+    target: SizePlan | Budget, rounds: int, measure: MeasureCurves, scores: tuple[Scores, ...]
+) -> SizePlan:
+    """The sizes of `target`: as they are, or within the budget those of the least damage, or of the highest `scores`.
 
     Damage is measured in a context: every other group cut by a fraction in ANCHORS, so that budgets share their curves;
     in further `rounds`, cut to the sizes found. See `context_fraction`.
     """
     if isinstance(target, SizePlan):
         return target
+    if target.search == "scores":
+        return SizePlan(highest_scores(target, scores), target.updated_tokens)
     fraction = context_fraction(target)
     context, plan, wanted = uniform(target, fraction), SizePlan(target.base), target.wanted()
     if target.token_costs:

@@ -58,7 +58,8 @@ def merges_tokens(dense: nn.Module, sparsity: SparsityConfig) -> bool:
         )
     if sparsity.budget() not in ("macs", "latency"):
         return False
-    return able and getattr(dense, "num_classes", 0) > 0 if asked is None else asked
+    by_itself = able and sparsity.search == "damage" and getattr(dense, "num_classes", 0) > 0
+    return by_itself if asked is None else asked
 
 
 def updated_tokens(dense: nn.Module, sparsity: SparsityConfig) -> int | None:

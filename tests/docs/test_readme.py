@@ -107,7 +107,7 @@ def test_the_page_of_the_api_names_all_of_it() -> None:
 
 
 PAPER, BEYOND = table(METHOD, "paper"), table(METHOD, "beyond the paper")
-NAMED = [*PAPER, *BEYOND]
+NAMED = [*PAPER, *BEYOND, *table(METHOD, "baseline")]
 
 
 @pytest.mark.parametrize("row", NAMED, ids=[row[0] for row in NAMED])

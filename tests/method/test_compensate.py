@@ -10,9 +10,9 @@ from torch import Tensor
 
 from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.logits import missing_logits
-from corp_cli.method.compensate import compensate_qk, compensate_vo
+from corp_cli.method.compensate import compensate_mlp, compensate_qk, compensate_vo
 from corp_cli.method.statistics import LogitStatistics
-from corp_cli.models.blocks import AttentionWeights
+from corp_cli.models.blocks import AttentionWeights, MlpWeights
 from tests.linalg.test_linalg import correlated, moments_of, normal
 
 N, WIDTH, HEADS, D = 60, 8, 3, 5
@@ -118,3 +118,30 @@ def test_removed_heads_are_repaired(how: str) -> None:
     lost = (outputs(new) - outputs(WEIGHTS)).square().sum()
     energy = (outputs(WEIGHTS) - outputs(WEIGHTS).mean(0)).square().sum()
     assert float(lost / energy) == pytest.approx(error.after, rel=1e-4)
+
+
+def test_masks_scale_the_heads_and_channels_that_stay() -> None:
+    """One factor each, by least squares against the whole output; nothing else changes."""
+    out = rows(WEIGHTS.v, WEIGHTS.v_bias)  # stands for the outputs of the heads, [H, N, d]
+    moments = moments_of(out.transpose(0, 1).flatten(1))
+    cfg = CompensationConfig(mlp="scale", vo="scale", ridge_lambda=0.0)
+    heads, whole = torch.tensor([0, 2]), torch.arange(D).repeat(2, 1)
+    new, error = compensate_vo(WEIGHTS, moments, heads, whole, cfg)
+    added = torch.einsum("hnd,ohd->noh", out, WEIGHTS.proj)
+    design, goal = added[..., heads].flatten(0, 1), added.sum(-1).flatten()
+    factors = torch.linalg.lstsq(design, goal[:, None]).solution[:, 0]
+    torch.testing.assert_close(new.proj, WEIGHTS.proj[:, heads] * factors[:, None])
+    assert new.proj_bias is WEIGHTS.proj_bias
+    left = (design @ factors - goal).square().sum() / N
+    varying = (added.sum(-1) - added.sum(-1).mean(0)).square().sum() / N
+    assert error.after == pytest.approx(float(left / varying))
+    assert error.after < error.before
+
+    mlp = MlpWeights((normal(10, 15, WIDTH),), (None,), WEIGHTS.proj.flatten(1), None)
+    kept = torch.tensor([1, 4, 5, 11])
+    cut, _ = compensate_mlp(mlp, moments, kept, cfg)
+    of_channel = out.transpose(0, 1).flatten(1)[:, None] * mlp.fc2
+    design, goal = of_channel[..., kept].flatten(0, 1), of_channel.sum(-1).flatten()
+    factors = torch.linalg.lstsq(design, goal[:, None]).solution[:, 0]
+    torch.testing.assert_close(cut.fc2, mlp.fc2[:, kept] * factors)
+    assert cut.fc2_bias is None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from corp_cli.config.prune import RANKERS as NAMES
 from corp_cli.config.prune import RankerConfig
+from corp_cli.linalg.masks import representatives
 from corp_cli.method.calibrate import RunningLogits
 from corp_cli.method.keep import keep, top
 from corp_cli.method.rank import RANKERS, RankerArgs, Scores, rank_block
@@ -18,7 +19,7 @@ from corp_cli.sizes.uniform import kept_size
 from tests.linalg.test_linalg import correlated, moments_of, normal
 
 HEADS, D, WIDTH = 2, 3, 6
-CONTEXT = RankerArgs.seeded(0, 1e-3)
+CONTEXT = RankerArgs.seeded(0, 1e-3, (Scores(mlp=torch.arange(5.0), heads=torch.arange(2.0)),))
 MLP = MlpWeights((normal(1, 5, WIDTH),), (normal(2, 5),), normal(3, 4, 5), normal(4, 4))
 ATTENTION = AttentionWeights(
     normal(5, HEADS, D, WIDTH),
@@ -88,10 +89,23 @@ def test_weighted_queries_count_more_often() -> None:
         ("vo", "activation", OUT.square().mean(0).reshape(HEADS, D)),
         ("vo", "magnitude", ATTENTION.v.norm(dim=-1) * ATTENTION.proj.norm(dim=0)),
         ("heads", "activation", OUT.square().mean(0).reshape(HEADS, D).sum(-1)),
+        ("mlp", "output", X.square().mean(0) * MLP.fc2.square().sum(0)),
+        (
+            "heads",
+            "output",
+            torch.einsum("nhd,ohd->nho", OUT.reshape(50, HEADS, D), ATTENTION.proj).square().mean(0).sum(-1),
+        ),
+        ("heads", "optin", torch.arange(2.0)),
     ],
 )
 def test_scores_are_their_formulas(group: str, name: str, expected: torch.Tensor) -> None:
     torch.testing.assert_close(score(group, name), expected)
+
+
+def test_kcm_is_how_much_a_channel_stands_for_itself_times_how_it_acts() -> None:
+    """R2D2, arXiv 2303.04185; tests/linalg/test_masks.py has the factorisation."""
+    stands, acts = representatives(MLP.fc2.T), X.square().mean(0).sqrt()
+    torch.testing.assert_close(score("mlp", "kcm"), stands / stands.max() * acts / acts.max())
 
 
 def test_random_scores_follow_from_the_seed() -> None:

@@ -12,3 +12,8 @@ PAPER: dict[str, Any] = {
     "compensation": PAPER_COMPENSATION,
     "recipe": "paper",
 }
+OPTIN: dict[str, Any] = {
+    "ranker": RankerConfig(mlp="optin", heads="optin", optin_images=4),
+    "compensation": CompensationConfig("none", "none", "none", ridge_lambda=1e-3, propagate="none"),
+    "recipe": "optin",
+}

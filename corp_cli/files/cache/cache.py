@@ -14,6 +14,7 @@ from corp_cli.errors import CorpError
 from corp_cli.files.cache.blocks import BlockFiles
 from corp_cli.files.cache.curves import KeptCurves, read_curves, write_curves
 from corp_cli.files.cache.keys import differing, extended, key_sha256, statistics_key
+from corp_cli.files.cache.scores import LossFiles
 from corp_cli.files.cache.statistics import Measured, read_statistics, write_statistics
 from corp_cli.files.kept import DamagedError, ForeignError, Key
 from corp_cli.files.locks import in_turn
@@ -163,6 +164,14 @@ def turn(cache: Cache, path: Path, doing: str) -> contextlib.AbstractContextMana
 def cached_blocks(cache: Cache, parts: dict[str, Any]) -> BlockFiles | None:
     """Where blocks of this run are kept; `parts`: what they depend on besides statistics. None without such a place."""
     return None if cache.own is None else BlockFiles(cache.own, extended(cache.key, **parts))
+
+
+def cached_losses(cache: Cache, parts: dict[str, Any]) -> LossFiles | None:
+    """Where the losses of masked units are kept; `parts`: what they depend on besides statistics. None without one."""
+    if cache.place is None:
+        return None
+    key = extended(cache.key, **parts)
+    return LossFiles(in_cache(cache, "trajectory", key).parent, key)
 
 
 def in_cache(cache: Cache, kind: str, key: Key) -> Path:
