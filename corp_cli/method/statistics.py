@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from corp_cli.linalg.moments import Moments
@@ -31,6 +33,17 @@ class BlockStatistics:
     hidden: Moments | None = None  # input of mlp.fc2
     logits: LogitStatistics | None = None
     head_output: Moments | None = None  # input of attn.proj, heads side by side
+
+    def to(self, device: torch.device) -> BlockStatistics:
+        """The same on `device`."""
+        return BlockStatistics(*(part and _moved(part, device) for part in vars(self).values()))
+
+
+Part = TypeVar("Part", Moments, LogitStatistics)
+
+
+def _moved(part: Part, device: torch.device) -> Part:
+    return replace(part, **{name: item.to(device) for name, item in vars(part).items() if isinstance(item, Tensor)})
 
 
 Statistics = tuple[BlockStatistics, ...]  # one per block, first to last

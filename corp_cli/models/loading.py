@@ -22,6 +22,7 @@ from corp_cli.errors import CorpError
 from corp_cli.images.sources import expand
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.huggingface import PREFIX, read_transformers
+from corp_cli.models.offload import kept_in
 from corp_cli.models.preprocess import put_own_cfg, with_overrides
 from corp_cli.models.spec import DATA_KEYS, LOADING_ARGS, ModelSpec
 from corp_cli.models.state_dict import fit_state_dict, read_state_dict, weights_in
@@ -253,5 +254,9 @@ def parameters(model: nn.Module) -> int:
 
 
 def state_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict as contiguous CPU tensors."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    """The state dict as contiguous CPU tensors, weights in the dtype in which the model is kept."""
+    weights, dtype = dict(model.named_parameters()), kept_in(model)
+    return {
+        name: tensor.detach().to("cpu", dtype if name in weights else None).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
