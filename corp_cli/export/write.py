@@ -36,7 +36,8 @@ def make_manifest(dense: nn.Module, pruned: nn.Module, spec: ModelSpec, cfg: Pru
     """What the checkpoint will say of itself."""
     recipe = {key: value for key, value in asdict(cfg).items() if key not in NOT_RECIPE}
     recipe["sparsity"].update(cfg.sparsity.fractions())  # joint by what it stands for
-    del recipe["calibration"]["cache"]  # the same weights with and without one
+    for key in ("cache", "offload", "scratch"):  # the same weights with and without
+        del recipe["calibration"][key]
     return Manifest(spec, pruned_sizes(pruned, dense), shareable(recipe, cfg), weights_sha256(dense), versions())
 
 

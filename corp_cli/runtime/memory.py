@@ -68,6 +68,11 @@ def halving_batches(work: Callable[[Config], T], cfg: Config, name: str) -> T:
         release()
 
 
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a CUDA device has left; None of others, which share the memory of the host."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
 def release() -> None:
     """Give back what only a dead exception or an allocator's cache still holds."""
     gc.collect()

@@ -1,0 +1,195 @@
+"""What a run holds in memory, in bytes, by shapes alone; and how it goes about where the device has less.
+
+Counted are the tensors that are alive together where each stage needs most; allocators take more, see `SCATTERED`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from corp_cli.config.images import CalibrationConfig
+from corp_cli.config.prune import CompensationConfig
+from corp_cli.errors import CorpError
+from corp_cli.linalg.gauss_newton import CHUNK, STEPS
+from corp_cli.models.blocks import Block
+from corp_cli.models.loaded import LoadedModel
+from corp_cli.models.loading import parameters
+from corp_cli.models.offload import keep_on_host
+from corp_cli.models.streams import cannot_walk, tokens
+from corp_cli.runtime import console
+from corp_cli.runtime.memory import free_memory
+
+FLOAT, DOUBLE = 4, 8
+SCATTERED = 1.2  # memory that allocators take, for what is in use
+MOMENTS = 5  # matrices that are alive while moments are made: of two sets of images, of both, and two results
+TWICE = 2  # a copy of the rows at hand
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the memory of a run follows from; tokens, width and pixels are those of one image at the first block."""
+
+    blocks: tuple[Block, ...]
+    groups: frozenset[str]  # those to prune
+    parameters: int  # of the dense model
+    of_block: int  # of its largest block
+    bytes_each: int  # of a parameter on the host
+    images: int
+    tokens: int
+    width: int
+    pixels: int
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes on the host and on the device; on the CPU, both are of the host."""
+
+    host: float
+    device: float
+
+
+@torch.inference_mode()
+def load_of(dense: LoadedModel, groups: frozenset[str], images: int) -> Load:
+    """That of a run that prunes `groups` of `dense` by so many images."""
+    of_block = max(parameters(dense.model.get_submodule(block.name)) for block in dense.blocks)
+    first, size = next(dense.model.parameters()), dense.spec.data["input_size"]
+    try:
+        stream = tokens(dense.model, torch.zeros(1, *size, device=first.device, dtype=first.dtype))
+    except CorpError:  # of a size that only the walk along the stream would mind
+        stream = torch.zeros(1, 1, first.shape[-1])
+    counted = stream.numel() // stream.shape[-1], stream.shape[-1], torch.Size(size).numel()
+    return Load(
+        dense.blocks, groups, parameters(dense.model), of_block, first.element_size(), images, *counted
+    )
+
+
+def statistics_bytes(load: Load, blocks: tuple[Block, ...]) -> int:
+    """The float64 sums that calibration keeps of `blocks`, of the groups that will be pruned."""
+    total = 0
+    for sizes in (block.sizes for block in blocks):
+        total += sizes.mlp**2 if "mlp" in load.groups else 0
+        total += 3 * sizes.heads * sizes.qk**2 if "qk" in load.groups else 0
+        total += (sizes.heads * sizes.vo) ** 2 if load.groups & {"vo", "heads"} else 0
+    return DOUBLE * total
+
+
+def activations(load: Load, batch: int) -> int:
+    """What one block makes of a batch, with what statistics copy of it."""
+    hidden = max(block.sizes.mlp for block in load.blocks)
+    of_image = 3 * load.pixels + load.tokens * (5 * hidden + 9 * load.width)
+    return batch * of_image * FLOAT
+
+
+def fitted_tokens(load: Load, how: CompensationConfig) -> int:
+    """How many tokens a layer is refitted to."""
+    return min(how.fit_tokens, load.images * load.tokens)
+
+
+def head_group(load: Load) -> int:
+    """How many heads have their values refitted together; see `fit_values.groups_of`."""
+    sizes = max((block.sizes for block in load.blocks), key=lambda sizes: sizes.heads)
+    return min(sizes.heads, max(1, (sizes.mlp or 4 * load.width) // load.width))
+
+
+def working_set(load: Load, how: CompensationConfig, batch: int, share: float = 0.5) -> float:
+    """What the repair of one block holds beside float32 weights, where `share` of its units stays."""
+    hidden = max(block.sizes.mlp for block in load.blocks)
+    outputs = max(block.sizes.heads * block.sizes.vo for block in load.blocks)
+    seen, kept = activations(load, batch), share * hidden
+    stages = [
+        2 * (outputs + load.width) ** 2 * DOUBLE + TWICE * seen,
+        MOMENTS * (outputs + load.width) ** 2 * DOUBLE,
+    ]
+    if "mlp" in load.groups:
+        stages += [2 * (hidden + load.width) ** 2 * DOUBLE + TWICE * seen, MOMENTS * (hidden + load.width) ** 2 * DOUBLE]
+        if how.mlp == "gauss_newton":
+            gates = 2  # of an MLP with a gate; one that has none needs less
+            rows = 2 * load.width + gates * kept + 6 * load.width  # tokens, slopes, residuals and directions
+            few = min(CHUNK, fitted_tokens(load, how))
+            layers = (STEPS + 6) * gates * kept * load.width
+            stages.append(
+                (fitted_tokens(load, how) * rows + few * 4 * gates * kept + layers) * FLOAT
+                + 3 * (kept + load.width) ** 2 * DOUBLE
+            )
+    if "vo" in load.groups and how.vo == "reduced_rank":
+        joint = head_group(load) * load.width + load.width
+        gathered = batch * load.tokens * (3 * joint) * FLOAT
+        stages.append(6 * joint**2 * DOUBLE + gathered)
+    return load.of_block * DOUBLE + max(stages)
+
+
+def needs(load: Load, how: CompensationConfig, cfg: CalibrationConfig, share: float = 0.5) -> dict[str, Need]:
+    """By stage, with everything that is there all along, where `share` of the weights stays in the end."""
+    batch, depth = min(cfg.batch_size, load.images), len(load.blocks)
+    every = statistics_bytes(load, load.blocks)
+    largest = max(statistics_bytes(load, (block,)) for block in load.blocks)
+    stream = load.images * load.tokens * load.width * FLOAT
+    seen, walks = activations(load, batch), how.propagate != "none" or how.mlp == "gauss_newton"
+    copies = 2 * share * load.parameters  # the model cut and repaired, and cut alone
+    maps = batch * load.tokens**2 * FLOAT * (depth if how.token_weights == "rollout" else 0) if walks else 0
+    repair = working_set(load, how, batch, share) if walks or how.vo == "reduced_rank" else largest + load.of_block * DOUBLE
+    kept = 0.0 if cfg.scratch else 4.0 * stream
+    if cfg.offload == "blocks":
+        rest = (load.parameters - depth * load.of_block) * FLOAT * 3
+        models = (load.parameters + copies) * load.bytes_each
+        at_hand = rest + 2 * load.of_block * FLOAT
+        return {
+            "calibrate": Need(load.parameters * load.bytes_each + every + kept / 2, at_hand + TWICE * largest + seen),
+            "compensate": Need(models + every + kept, at_hand + max(repair, maps + seen)),
+            "evaluate": Need(models + every, at_hand + seen),
+        }
+    dense = load.parameters * FLOAT
+    return {
+        "calibrate": Need(0, dense + TWICE * every + seen),
+        "compensate": Need(kept if walks else 0, dense + copies * FLOAT + every + max(repair, maps + seen)),
+        "evaluate": Need(0, dense + copies * FLOAT + every + seen),
+    }
+
+
+def most(found: dict[str, Need]) -> Need:
+    """What the stage takes that needs most of each."""
+    return Need(*(SCATTERED * max(getattr(need, part) for need in found.values()) for part in ("host", "device")))
+
+
+def settle(load: Load, dense: LoadedModel, how: CompensationConfig, cfg: CalibrationConfig, device: torch.device) -> CalibrationConfig:
+    """`cfg` with offload=none or blocks, and batches for which the device has room. Warns where it has none.
+
+    Raises CorpError for a model whose blocks cannot be walked through and are to come one at a time.
+    """
+    why, free = cannot_walk(dense.model), free_memory(device)
+    if why and cfg.offload == "blocks":
+        raise CorpError(f"calibration.offload=blocks walks from block to block, and {why}; set it to none.")
+
+    def device_need(offload: str, batch: int) -> float:
+        return most(needs(load, how, replace(cfg, offload=offload, batch_size=batch))).device
+
+    offload = cfg.offload
+    if offload == "auto":
+        offload = "blocks" if free is not None and not why and device_need("none", 1) > free else "none"
+        if offload == "blocks":
+            console.warn("the model and what its repair needs do not fit the device, so calibration.offload=blocks.")
+    cfg = replace(cfg, offload=offload)
+    if free is None:
+        return cfg
+    batch = cfg.batch_size
+    while batch > 1 and device_need(offload, batch) > free:
+        batch //= 2
+    if (needed := device_need(offload, batch)) > free:
+        console.warn(
+            f"the run needs about {needed / 2**30:.1f} GiB of device memory, of which {free / 2**30:.1f} are free; lower "
+            "compensation.fit_tokens, or set calibration.offload=blocks, if it runs out."
+        )
+    elif batch < cfg.batch_size:
+        console.warn(f"calibration.batch_size={cfg.batch_size} would not fit the device; going on with {batch}.")
+        cfg = replace(cfg, batch_size=batch)
+    return cfg
+
+
+def place(dense: LoadedModel, cfg: CalibrationConfig, device: torch.device) -> None:
+    """Put the model where `cfg` wants it."""
+    if cfg.offload == "blocks":
+        keep_on_host(dense.model, device)
+    else:
+        dense.model.to(device)
