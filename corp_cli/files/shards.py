@@ -10,10 +10,12 @@ import json
 import math
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 from corp_cli.errors import CorpError
+from corp_cli.files.output import write_whole
 
 HEADER_BYTES = 2**24  # more than the names and shapes of any model take
 INDEX = ".index.json"
@@ -44,6 +46,28 @@ def checkpoint_files(path: Path) -> list[Path]:
         return [part for part in parts_of(path) if part.is_file()] + [index]
     except (OSError, ValueError):
         return [index]
+
+
+def copy_checkpoint(path: Path, to: Path) -> None:
+    """Copy a checkpoint to the file `to`, or to shards and an index of that name."""
+    index = index_of(path)
+    if index is None:
+        shutil.copyfile(path, to)
+        return
+
+    def renamed(shard: str) -> str:
+        return f"{to.stem}{shard[-len('-00001-of-00001.safetensors') :]}"
+
+    content = _index(index)
+    for part in parts_of(path):
+        shutil.copyfile(part, to.with_name(renamed(part.name)))
+    content["weight_map"] = {tensor: renamed(shard) for tensor, shard in content["weight_map"].items()}
+    write_whole(to.with_name(to.name + INDEX), lambda file: file.write(index_text(content)))
+
+
+def index_text(content: Any) -> str:
+    """The content of an index as it is written."""
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

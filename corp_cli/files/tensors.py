@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from corp_cli.files.output import appearing, write_whole
-from corp_cli.files.shards import INDEX, SHARD_OF, checkpoint_files, parts_of
+from corp_cli.files.shards import INDEX, SHARD_OF, checkpoint_files, index_text, parts_of
 
 SHARD_BYTES = 5 * 10**9  # of tensors in one file, as on the Hugging Face hub
 
@@ -51,10 +50,9 @@ def save_parts(
                 new.append(path.with_name(file))
             index = {
                 "metadata": {**split.metadata, name: content, SHARD_OF: key},
-                "weight_map": dict(sorted(split.tensor_to_filename.items())),
+                "weight_map": split.tensor_to_filename,
             }
-            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-            write_whole(path.with_name(path.name + INDEX), lambda file: file.write(text))
+            write_whole(path.with_name(path.name + INDEX), lambda file: file.write(index_text(index)))
             new.append(path.with_name(path.name + INDEX))
         else:
             save_whole(tensors, path, name, content)
