@@ -50,7 +50,7 @@ def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path, shard_byt
     pruned = manifest.pruned_sha256 or weights_sha256(model)
     manifest = replace(manifest, format_version=FORMAT_VERSION, counts=counts_of(manifest), pruned_sha256=pruned)
     try:
-        save_parts(state_tensors(model), path, FORMAT, manifest.to_json(), pruned, shard_bytes)
+        save_parts(state_tensors(model), path, FORMAT, manifest.to_json(), shard_bytes)
     except (OSError, SafetensorError) as error:
         raise CorpError(f"{path} cannot be written ({error}); check space and permissions.") from error
 

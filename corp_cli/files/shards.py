@@ -20,7 +20,6 @@ from corp_cli.files.output import write_whole
 HEADER_BYTES = 2**24  # more than the names and shapes of any model take
 INDEX = ".index.json"
 SHARD = re.compile(r"[\w.-]+-\d{5}-of-\d{5}\.safetensors")
-SHARD_OF = "corp-shard"  # the entry in the metadata of a shard that says to which checkpoint it belongs
 
 
 def index_of(path: Path) -> Path | None:
@@ -89,8 +88,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         shard = index.with_name(name)
         if not shard.is_file():
             raise CorpError(f"{shard} is missing, which {index.name} names; copy it to there, or make them again.")
-        head, held = _metadata_of(shard)
-        if head.get(SHARD_OF) != metadata.get(SHARD_OF) or held != tensors:
+        if _metadata_of(shard)[1] != tensors:
             raise CorpError(f"{shard} is not of the checkpoint that {index.name} describes; copy or make them again.")
     return metadata
 

@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from corp_cli.files.output import appearing, write_whole
-from corp_cli.files.shards import INDEX, SHARD_OF, checkpoint_files, index_text, parts_of
+from corp_cli.files.shards import INDEX, checkpoint_files, index_text, parts_of
 
 SHARD_BYTES = 5 * 10**9  # of tensors in one file, as on the Hugging Face hub
+FOR_OTHERS = ("format", "pt")  # the metadata without which other readers refuse a shard
 
 
 def save_whole(tensors: dict[str, Tensor], path: Path, name: str, content: str) -> None:
@@ -30,12 +31,12 @@ def save_whole(tensors: dict[str, Tensor], path: Path, name: str, content: str) 
 
 
 def save_parts(
-    tensors: dict[str, Tensor], path: Path, name: str, content: str, key: str, shard_bytes: int = SHARD_BYTES
+    tensors: dict[str, Tensor], path: Path, name: str, content: str, shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Write CPU `tensors` as `save_whole` does, or in shards of up to `shard_bytes` and an index with the metadata.
 
-    `key` tells the shards from those of other checkpoints. What was at `path` is gone once the new one is whole; of
-    shards that cannot all be written none stays. Raises OSError or SafetensorError.
+    What was at `path` is gone once the new one is whole, but that an index goes first: it must not name shards of two
+    models. Of shards that cannot all be written none stays. Raises OSError or SafetensorError.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
 
@@ -45,13 +46,11 @@ def save_parts(
     new: list[Path] = []
     try:
         if split.is_sharded:
+            path.with_name(path.name + INDEX).unlink(missing_ok=True)
             for file, names in split.filename_to_tensors.items():
-                save_whole({one: tensors[one] for one in names}, path.with_name(file), SHARD_OF, key)
+                save_whole({one: tensors[one] for one in names}, path.with_name(file), *FOR_OTHERS)
                 new.append(path.with_name(file))
-            index = {
-                "metadata": {**split.metadata, name: content, SHARD_OF: key},
-                "weight_map": split.tensor_to_filename,
-            }
+            index = {"metadata": {**split.metadata, name: content}, "weight_map": split.tensor_to_filename}
             write_whole(path.with_name(path.name + INDEX), lambda file: file.write(index_text(index)))
             new.append(path.with_name(path.name + INDEX))
         else:
@@ -62,7 +61,7 @@ def save_parts(
             file.unlink(missing_ok=True)
         raise
     for file in old - set(new):
-        file.unlink()
+        file.unlink(missing_ok=True)
 
 
 def stored(path: Path) -> Iterator[tuple[str, Tensor]]:
