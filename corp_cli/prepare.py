@@ -19,7 +19,7 @@ from corp_cli.images.batches import Intake, Transform, batches, choose, require_
 from corp_cli.images.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.images.sources import ImageSet, is_timm_name, joined, read_images
 from corp_cli.measure.precision import require_precision
-from corp_cli.method.memory import load_of, place, settle
+from corp_cli.method.memory import Load, load_of, place, settle
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.loaded import LoadedModel, dense_model
@@ -65,6 +65,7 @@ class Work:
     images: Images
     target: Target
     sparsity: SparsityConfig  # as asked for; else as `settled`
+    load: Load  # what its memory follows from
     calibration: CalibrationConfig  # as asked for, where that fits the device
     keep: Keep  # where the tokens of all images wait
 
@@ -83,7 +84,8 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     check_walk(dense, cfg)
     judged, head = (given and given.evaluation) or evaluation_images(cfg), head_of(dense.model)
     images = choose_images(everything, judged, cfg, head)
-    calibration = settle(load_of(dense, groups, len(images.calibration)), dense, cfg.compensation, cfg.calibration, device)
+    load = load_of(dense, groups, len(images.calibration))
+    calibration = settle(load, dense, cfg.compensation, cfg.calibration, device)
     if calibration.offload == "blocks" and sparsity.latency is not None:
         raise CorpError(
             "sparsity.latency times the model on the device, and calibration.offload=blocks keeps it off that; use "
@@ -94,7 +96,7 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     require_labels(cfg.gate, images.evaluation.labelled)
     require_objective(names_in(cfg.objective), head, images.evaluation.labelled)
     target = target or make_target(dense, groups, sparsity)
-    return Work(dense, groups, skipped, images, target, sparsity, calibration, keep)
+    return Work(dense, groups, skipped, images, target, sparsity, load, calibration, keep)
 
 
 def settled(cfg: PruneConfig, dense: LoadedModel) -> tuple[SparsityConfig, Target | None]:

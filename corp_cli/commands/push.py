@@ -15,8 +15,8 @@ from corp_cli.export.timm_entry import create, write_config
 from corp_cli.files.checkpoint import building, counts_of
 from corp_cli.files.fetch import WEIGHTS
 from corp_cli.files.manifest import read_manifest
-from corp_cli.files.shards import INDEX, checkpoint_files, copy_checkpoint
 from corp_cli.files.output import CHECKPOINT, REPORT, appearing, cannot_write, require_room, write_whole
+from corp_cli.files.shards import INDEX, checkpoint_files, copy_checkpoint
 from corp_cli.models.origin import Origin, origin_of
 from corp_cli.models.spec import Counts, Manifest
 from corp_cli.report.card import Facts, model_card, read_report
@@ -62,7 +62,9 @@ def run(cfg: PushConfig, output_dir: Path) -> None:
 def gather(cfg: PushConfig, checkpoint: Path, manifest: Manifest, counts: Counts) -> Facts:
     """What the card says besides the manifest. Warns where there is no report of the checkpoint."""
     path, report, origin = checkpoint.with_name(REPORT), None, Origin()
-    if checkpoint.name.removesuffix(INDEX) != CHECKPOINT or not path.is_file():  # a file of another name may have been trained since
+    if (
+        checkpoint.name.removesuffix(INDEX) != CHECKPOINT or not path.is_file()
+    ):  # a file of another name may have been trained since
         console.warn(f"there is no {REPORT} of {checkpoint}, so that the card holds no accuracy and no fidelity.")
     else:
         report = read_report(path, manifest, counts)

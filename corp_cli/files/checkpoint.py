@@ -197,7 +197,11 @@ def difference_of(path: Path, model: nn.Module) -> str | None:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two CPU tensors are the same, NaN included."""
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+    )
 
 
 def pruned_model(path: str, data: DataConfig | None = None) -> LoadedModel:

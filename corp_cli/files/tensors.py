@@ -30,9 +30,7 @@ def save_whole(tensors: dict[str, Tensor], path: Path, name: str, content: str) 
         partial.chmod(mode)
 
 
-def save_parts(
-    tensors: dict[str, Tensor], path: Path, name: str, content: str, shard_bytes: int = SHARD_BYTES
-) -> None:
+def save_parts(tensors: dict[str, Tensor], path: Path, name: str, content: str, shard_bytes: int = SHARD_BYTES) -> None:
     """Write CPU `tensors` as `save_whole` does, or in shards of up to `shard_bytes` and an index with the metadata.
 
     What was at `path` is gone once the new one is whole, but that an index goes first: it must not name shards of two
@@ -47,9 +45,9 @@ def save_parts(
     try:
         if split.is_sharded:
             path.with_name(path.name + INDEX).unlink(missing_ok=True)
-            for file, names in split.filename_to_tensors.items():
-                save_whole({one: tensors[one] for one in names}, path.with_name(file), *FOR_OTHERS)
-                new.append(path.with_name(file))
+            for shard, names in split.filename_to_tensors.items():
+                save_whole({one: tensors[one] for one in names}, path.with_name(shard), *FOR_OTHERS)
+                new.append(path.with_name(shard))
             index = {"metadata": {**split.metadata, name: content}, "weight_map": split.tensor_to_filename}
             write_whole(path.with_name(path.name + INDEX), lambda file: file.write(index_text(index)))
             new.append(path.with_name(path.name + INDEX))

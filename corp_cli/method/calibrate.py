@@ -147,7 +147,7 @@ def calibrate(
 ) -> Statistics:
     """Statistics of every block over all images of `batches` [B, C, H, W], for the groups that will be pruned.
 
-    Where blocks stay on the host, all images go through one before the next, and in between wait where `keep` puts them.
+    Where blocks stay on the host, all images go through one before the next, and wait where `keep` puts them.
     """
     if kept_in(model):
         return calibrate_by_block(model, blocks, batches, groups, keep)

@@ -60,9 +60,7 @@ def load_of(dense: LoadedModel, groups: frozenset[str], images: int) -> Load:
     except CorpError:  # of a size that only the walk along the stream would mind
         stream = torch.zeros(1, 1, first.shape[-1])
     counted = stream.numel() // stream.shape[-1], stream.shape[-1], torch.Size(size).numel()
-    return Load(
-        dense.blocks, groups, parameters(dense.model), of_block, first.element_size(), images, *counted
-    )
+    return Load(dense.blocks, groups, parameters(dense.model), of_block, first.element_size(), images, *counted)
 
 
 def statistics_bytes(load: Load, blocks: tuple[Block, ...]) -> int:
@@ -98,12 +96,15 @@ def working_set(load: Load, how: CompensationConfig, batch: int, share: float = 
     hidden = max(block.sizes.mlp for block in load.blocks)
     outputs = max(block.sizes.heads * block.sizes.vo for block in load.blocks)
     seen, kept = activations(load, batch), share * hidden
-    stages = [
+    stages: list[float] = [
         2 * (outputs + load.width) ** 2 * DOUBLE + TWICE * seen,
         MOMENTS * (outputs + load.width) ** 2 * DOUBLE,
     ]
     if "mlp" in load.groups:
-        stages += [2 * (hidden + load.width) ** 2 * DOUBLE + TWICE * seen, MOMENTS * (hidden + load.width) ** 2 * DOUBLE]
+        stages += [
+            2 * (hidden + load.width) ** 2 * DOUBLE + TWICE * seen,
+            MOMENTS * (hidden + load.width) ** 2 * DOUBLE,
+        ]
         if how.mlp == "gauss_newton":
             gates = 2  # of an MLP with a gate; one that has none needs less
             rows = 2 * load.width + gates * kept + 6 * load.width  # tokens, slopes, residuals and directions
@@ -122,29 +123,32 @@ def working_set(load: Load, how: CompensationConfig, batch: int, share: float = 
 
 def needs(load: Load, how: CompensationConfig, cfg: CalibrationConfig, share: float = 0.5) -> dict[str, Need]:
     """By stage, with everything that is there all along, where `share` of the weights stays in the end."""
-    batch, depth = min(cfg.batch_size, load.images), len(load.blocks)
-    every = statistics_bytes(load, load.blocks)
-    largest = max(statistics_bytes(load, (block,)) for block in load.blocks)
-    stream = load.images * load.tokens * load.width * FLOAT
-    seen, walks = activations(load, batch), how.propagate != "none" or how.mlp == "gauss_newton"
+    batch, depth, by_block = min(cfg.batch_size, load.images), len(load.blocks), cfg.offload == "blocks"
+    sums, largest = (statistics_bytes(load, blocks) for blocks in (load.blocks, load.blocks[:1]))
+    sequential, refits = how.propagate != "none", how.mlp == "gauss_newton" or how.vo == "reduced_rank"
+    seen, stream = activations(load, batch), load.images * load.tokens * load.width * FLOAT
+    kept = stream * (0 if cfg.scratch else 4 if sequential else 3 if refits else 0)  # dense and pruned, and two targets
+    maps = batch * load.tokens**2 * FLOAT * (depth if how.token_weights == "rollout" else 0)
+    repair: float = load.of_block * DOUBLE + TWICE * largest
+    if sequential or refits:
+        repair = max(working_set(load, how, batch, share), maps + seen)
     copies = 2 * share * load.parameters  # the model cut and repaired, and cut alone
-    maps = batch * load.tokens**2 * FLOAT * (depth if how.token_weights == "rollout" else 0) if walks else 0
-    repair = working_set(load, how, batch, share) if walks or how.vo == "reduced_rank" else largest + load.of_block * DOUBLE
-    kept = 0.0 if cfg.scratch else 4.0 * stream
-    if cfg.offload == "blocks":
-        rest = (load.parameters - depth * load.of_block) * FLOAT * 3
-        models = (load.parameters + copies) * load.bytes_each
-        at_hand = rest + 2 * load.of_block * FLOAT
+    if by_block:
+        at_hand = (3 * (load.parameters - depth * load.of_block) + 2 * load.of_block) * FLOAT
+        dense, all_three = (
+            load.bytes_each * count for count in (load.parameters, load.parameters + 2 * load.parameters)
+        )
+        walked = 0 if cfg.scratch else stream
         return {
-            "calibrate": Need(load.parameters * load.bytes_each + every + kept / 2, at_hand + TWICE * largest + seen),
-            "compensate": Need(models + every + kept, at_hand + max(repair, maps + seen)),
-            "evaluate": Need(models + every, at_hand + seen),
+            "calibrate": Need(dense + sums + walked, at_hand + TWICE * largest + seen),
+            "compensate": Need(all_three + sums + kept, at_hand + repair),
+            "evaluate": Need(load.bytes_each * (load.parameters + copies) + sums, at_hand + seen),
         }
     dense = load.parameters * FLOAT
     return {
-        "calibrate": Need(0, dense + TWICE * every + seen),
-        "compensate": Need(kept if walks else 0, dense + copies * FLOAT + every + max(repair, maps + seen)),
-        "evaluate": Need(0, dense + copies * FLOAT + every + seen),
+        "calibrate": Need(0, dense + TWICE * sums + seen),
+        "compensate": Need(kept, dense + copies * FLOAT + sums + repair),
+        "evaluate": Need(0, dense + copies * FLOAT + sums + seen),
     }
 
 
@@ -153,7 +157,9 @@ def most(found: dict[str, Need]) -> Need:
     return Need(*(SCATTERED * max(getattr(need, part) for need in found.values()) for part in ("host", "device")))
 
 
-def settle(load: Load, dense: LoadedModel, how: CompensationConfig, cfg: CalibrationConfig, device: torch.device) -> CalibrationConfig:
+def settle(
+    load: Load, dense: LoadedModel, how: CompensationConfig, cfg: CalibrationConfig, device: torch.device
+) -> CalibrationConfig:
     """`cfg` with offload=none or blocks, and batches for which the device has room. Warns where it has none.
 
     Raises CorpError for a model whose blocks cannot be walked through and are to come one at a time.
@@ -161,30 +167,28 @@ def settle(load: Load, dense: LoadedModel, how: CompensationConfig, cfg: Calibra
     why, free = cannot_walk(dense.model), free_memory(device)
     if why and cfg.offload == "blocks":
         raise CorpError(f"calibration.offload=blocks walks from block to block, and {why}; set it to none.")
+    if free is None:
+        return replace(cfg, offload="none") if cfg.offload == "auto" else cfg
 
-    def device_need(offload: str, batch: int) -> float:
+    def needed(offload: str, batch: int) -> float:
         return most(needs(load, how, replace(cfg, offload=offload, batch_size=batch))).device
 
-    offload = cfg.offload
+    offload, batch = cfg.offload, cfg.batch_size
     if offload == "auto":
-        offload = "blocks" if free is not None and not why and device_need("none", 1) > free else "none"
+        offload = "none" if why or needed("none", 1) <= free else "blocks"
         if offload == "blocks":
-            console.warn("the model and what its repair needs do not fit the device, so calibration.offload=blocks.")
-    cfg = replace(cfg, offload=offload)
-    if free is None:
-        return cfg
-    batch = cfg.batch_size
-    while batch > 1 and device_need(offload, batch) > free:
+            console.warn("the model and what its repair needs do not fit the device: calibration.offload=blocks.")
+    while batch > 1 and needed(offload, batch) > free:
         batch //= 2
-    if (needed := device_need(offload, batch)) > free:
+    if needed(offload, batch) > free:
         console.warn(
-            f"the run needs about {needed / 2**30:.1f} GiB of device memory, of which {free / 2**30:.1f} are free; lower "
-            "compensation.fit_tokens, or set calibration.offload=blocks, if it runs out."
+            f"the run may need {needed(offload, 1) / 2**30:.1f} GiB of device memory and {free / 2**30:.1f} are free; "
+            "if it runs out, lower compensation.fit_tokens or set calibration.offload=blocks."
         )
+        batch = cfg.batch_size
     elif batch < cfg.batch_size:
         console.warn(f"calibration.batch_size={cfg.batch_size} would not fit the device; going on with {batch}.")
-        cfg = replace(cfg, batch_size=batch)
-    return cfg
+    return replace(cfg, offload=offload, batch_size=batch)
 
 
 def place(dense: LoadedModel, cfg: CalibrationConfig, device: torch.device) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,10 +39,7 @@ class BlockStatistics:
         return BlockStatistics(*(part and _moved(part, device) for part in vars(self).values()))
 
 
-Part = TypeVar("Part", Moments, LogitStatistics)
-
-
-def _moved(part: Part, device: torch.device) -> Part:
+def _moved(part: Any, device: torch.device) -> Any:
     return replace(part, **{name: item.to(device) for name, item in vars(part).items() if isinstance(item, Tensor)})
 
 

@@ -64,7 +64,7 @@ def kept_in(model: nn.Module) -> torch.dtype | None:
     """The dtype of a model whose blocks stay on the host; None of any other."""
     names = block_names(model)
     home: Home | None = getattr(model.get_submodule(names[0]), HOME, None) if names else None
-    return home and home.dtype
+    return home.dtype if home else None
 
 
 def visit(blocks: Iterable[Block], *models: nn.Module) -> Iterator[Block]:
