@@ -58,7 +58,8 @@ def prune_model(
     The pruned module is on the device, and in the dtype and the mode (train or eval) of `model`. Its parameters are
     ordinary ones, and those frozen in `model` are frozen. With "calibration.offload=blocks" among the overrides a model
     of timm is not copied to float32: one block at a time is, on the device that "device=…" names, and the result is on
-    the CPU. Figures in the report are of float32. A model of transformers comes back as the same model of timm. Raises CorpError for anything that the user can put right.
+    the CPU. Figures in the report are of float32. A model of transformers comes back as the same model of timm. Raises
+    CorpError for anything that the user can put right.
     """
     with plain_memory_errors():
         inner = _prunable(model)

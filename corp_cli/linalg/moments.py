@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -97,7 +98,7 @@ class RunningMoments:
 
     def joined(self, other: RunningMoments) -> RunningMoments:
         """Those of both streams."""
-        both = RunningMoments(len(self.mean), self.mean.device)
+        both = copy.copy(self)
         both.count, both.weight = self.count + other.count, self.weight + other.weight
         delta, share = other.mean - self.mean, other.weight / both.weight
         both.mean = self.mean + share * delta
@@ -107,6 +108,10 @@ class RunningMoments:
     def result(self) -> Moments:
         """The moments of everything taken in so far."""
         return Moments(self.count, self.mean.clone(), symmetric(self.scatter / self.weight))
+
+    def final(self) -> Moments:
+        """The same in the place of the sums, which take in nothing more: there may be no room for both."""
+        return Moments(self.count, self.mean, symmetric(self.scatter.div_(self.weight)))
 
 
 def diagonal_blocks(covariance: Tensor, size: int) -> Tensor:

@@ -99,4 +99,5 @@ def fit_cut_mlp(
     weights = mlp_weights(pruned, block)
     outputs = mlp.output.in_features + torch.arange(mlp.output.out_features)
     how = with_ridge(weights.fc2, joint, cfg, torch.cat([units.cpu(), outputs]).to(weights.fc2.device))
+    del joint  # there may be no room for it beside the tokens
     return fit_block(stream, pruned, block, weights, sample, how)

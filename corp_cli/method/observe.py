@@ -118,9 +118,9 @@ def joint_moments(stream: Stream, branch: Sublayer, every: Iterable[Seen]) -> Jo
             if len(x):
                 moments.add(x, weights)
     if not aside.count or not fitted.count:
-        found = (fitted if fitted.count else aside).result()
+        found = (fitted if fitted.count else aside).final()
         return Joint(found, found, None)
-    return Joint(fitted.joined(aside).result(), fitted.result(), aside.result())
+    return Joint(fitted.joined(aside).final(), fitted.final(), aside.final())
 
 
 def with_ridge(

@@ -95,6 +95,8 @@ def compensate_sequentially(
             how = with_ridge(attn.proj.flatten(1), joint, cfg)
             attn = refit_attention(stream, pruned, block, attn, joint, kept, targets, how, seed + i, errors)
             replace_attention(pruned, block, attn)
+            del statistics, targets, joint, attn, cut  # there may be no room for both halves of a block at a time
+            weights = replace(weights, attn=None)
         else:
             advance_dense(stream, attention)
         if merge and merge[i] > 0:
@@ -112,13 +114,14 @@ def compensate_sequentially(
             fc2, bias = refit(weights.mlp.fc2, moments, how.ridge)
             refitted = replace(weights.mlp, fc2=fc2, fc2_bias=bias)
             hidden = select_moments(moments, torch.arange(mlp.output.in_features, device=moments.mean.device))
+            del joint, moments  # they are the largest tensors of the run
             found, by_mlp = BlockStatistics(hidden=hidden), replace(weights, mlp=refitted)
             known_size = replace(args, kept=sizes[i], ridge_lambda=how.ridge)
             units = keep(rank_block(by_mlp, found, block, groups & {"mlp"}, ranker, known_size), block, sizes[i]).mlp
             if units is not None:
                 refitted, errors["mlp"] = compensate_mlp(refitted, hidden, units, how)
             replace_mlp(pruned, block, refitted)
-            del joint, moments, hidden, found  # the largest tensors of the run
+            del hidden, found, by_mlp
             if sample and units is not None:
                 fit = fit_block(stream, pruned, block, refitted, sample, how)
                 errors["mlp"] = replace(errors["mlp"], fits=(fit,))
