@@ -272,10 +272,10 @@ def feed(compute: float, images: ImageSet, rates: Rates, workers: int, device: t
     return max(longest, (min(torch.get_num_threads(), cores) * compute + rates.read) / cores)
 
 
-def peak_mib(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> dict[str, float | None]:
+def peak_mib(work: Work, cfg: PruneConfig, rates: Rates) -> dict[str, float | None]:
     """Peak memory in MiB: of this process, and on CUDA of the device; the stage that needs most decides."""
     load, device, settings = work.load, work.dense.device, work.calibration
-    found = needs(load, cfg.compensation, settings, share(work, sizes, "params"))
+    found = needs(load, cfg.compensation, settings)
     if isinstance(work.target, Budget):
         calibrated, images = found["calibrate"], min(cfg.sparsity.curve_images, load.images)
         held = images * (2 * load.tokens * load.width + load.pixels) * FLOAT

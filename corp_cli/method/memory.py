@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from corp_cli.config.images import CalibrationConfig
-from corp_cli.config.prune import CompensationConfig
+from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.linalg.gauss_newton import CHUNK, STEPS
 from corp_cli.models.blocks import Block
@@ -19,11 +19,10 @@ from corp_cli.models.loading import parameters
 from corp_cli.models.offload import keep_on_host
 from corp_cli.models.streams import cannot_walk, tokens
 from corp_cli.runtime import console
-from corp_cli.runtime.memory import free_memory
+from corp_cli.runtime.memory import free_host_memory, free_memory
 
 FLOAT, DOUBLE = 4, 8
 SCATTERED = 1.2  # memory that allocators take, for what is in use
-MOMENTS = 5  # matrices that are alive while moments are made: of two sets of images, of both, and two results
 TWICE = 2  # a copy of the rows at hand
 
 
@@ -37,9 +36,14 @@ class Load:
     of_block: int  # of its largest block
     bytes_each: int  # of a parameter on the host
     images: int
+    kept: float  # share of the hidden channels that stays
     tokens: int
     width: int
     pixels: int
+
+    def maps(self, how: CompensationConfig, batch: int) -> int:
+        """The attention of all blocks to a batch, by which tokens are weighted."""
+        return batch * self.tokens**2 * FLOAT * (len(self.blocks) if how.token_weights == "rollout" else 0)
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Need:
 
 
 @torch.inference_mode()
-def load_of(dense: LoadedModel, groups: frozenset[str], images: int) -> Load:
+def load_of(dense: LoadedModel, groups: frozenset[str], images: int, sparsity: SparsityConfig) -> Load:
     """That of a run that prunes `groups` of `dense` by so many images."""
     of_block = max(parameters(dense.model.get_submodule(block.name)) for block in dense.blocks)
     first, size = next(dense.model.parameters()), dense.spec.data["input_size"]
@@ -59,8 +63,10 @@ def load_of(dense: LoadedModel, groups: frozenset[str], images: int) -> Load:
         stream = tokens(dense.model, torch.zeros(1, *size, device=first.device, dtype=first.dtype))
     except CorpError:  # of a size that only the walk along the stream would mind
         stream = torch.zeros(1, 1, first.shape[-1])
+    budget, each = sparsity.budget(), first.element_size()
+    cut = sparsity.fractions()["mlp"] or (getattr(sparsity, budget) if budget else 0.0)
     counted = stream.numel() // stream.shape[-1], stream.shape[-1], torch.Size(size).numel()
-    return Load(dense.blocks, groups, parameters(dense.model), of_block, first.element_size(), images, *counted)
+    return Load(dense.blocks, groups, parameters(dense.model), of_block, each, images, 1 - cut, *counted)
 
 
 def statistics_bytes(load: Load, blocks: tuple[Block, ...]) -> int:
@@ -91,64 +97,52 @@ def head_group(load: Load) -> int:
     return min(sizes.heads, max(1, (sizes.mlp or 4 * load.width) // load.width))
 
 
-def working_set(load: Load, how: CompensationConfig, batch: int, share: float = 0.5) -> float:
-    """What the repair of one block holds beside float32 weights, where `share` of its units stays."""
+def working_set(load: Load, how: CompensationConfig, batch: int) -> float:
+    """What the repair of one block holds beside its float32 weights, where it needs most."""
     hidden = max(block.sizes.mlp for block in load.blocks)
     outputs = max(block.sizes.heads * block.sizes.vo for block in load.blocks)
-    seen, kept = activations(load, batch), share * hidden
-    stages: list[float] = [
-        2 * (outputs + load.width) ** 2 * DOUBLE + TWICE * seen,
-        MOMENTS * (outputs + load.width) ** 2 * DOUBLE,
-    ]
+    seen = activations(load, batch)
+
+    def solved(inputs: int) -> float:
+        """The moments of a layer's inputs and outputs while they are summed up, or solved with."""
+        matrix = (inputs + load.width) ** 2 * DOUBLE
+        return max(2 * matrix + TWICE * seen, 3 * matrix + 4 * inputs**2 * DOUBLE)
+
+    stages = [solved(outputs), seen + load.maps(how, batch)]
     if "mlp" in load.groups:
-        stages += [
-            2 * (hidden + load.width) ** 2 * DOUBLE + TWICE * seen,
-            MOMENTS * (hidden + load.width) ** 2 * DOUBLE,
-        ]
+        stages.append(solved(hidden))
         if how.mlp == "gauss_newton":
-            gates = 2  # of an MLP with a gate; one that has none needs less
-            rows = 2 * load.width + gates * kept + 6 * load.width  # tokens, slopes, residuals and directions
-            few = min(CHUNK, fitted_tokens(load, how))
-            layers = (STEPS + 6) * gates * kept * load.width
-            stages.append(
-                (fitted_tokens(load, how) * rows + few * 4 * gates * kept + layers) * FLOAT
-                + 3 * (kept + load.width) ** 2 * DOUBLE
-            )
+            count, units = fitted_tokens(load, how), 2 * load.kept * hidden  # with a gate; without one, half of that
+            rows = count * (7 * load.width + units) + min(count, CHUNK) * 4 * units
+            stages.append((rows + (STEPS + 4) * units * load.width) * FLOAT)
     if "vo" in load.groups and how.vo == "reduced_rank":
-        joint = head_group(load) * load.width + load.width
-        gathered = batch * load.tokens * (3 * joint) * FLOAT
-        stages.append(6 * joint**2 * DOUBLE + gathered)
+        gathered = head_group(load) * load.width
+        stages.append(6 * (gathered + load.width) ** 2 * DOUBLE + 3 * batch * load.tokens * gathered * FLOAT)
     return load.of_block * DOUBLE + max(stages)
 
 
-def needs(load: Load, how: CompensationConfig, cfg: CalibrationConfig, share: float = 0.5) -> dict[str, Need]:
-    """By stage, with everything that is there all along, where `share` of the weights stays in the end."""
-    batch, depth, by_block = min(cfg.batch_size, load.images), len(load.blocks), cfg.offload == "blocks"
+def needs(load: Load, how: CompensationConfig, cfg: CalibrationConfig) -> dict[str, Need]:
+    """By stage, with everything that is there all along."""
+    batch, depth = min(cfg.batch_size, load.images), len(load.blocks)
     sums, largest = (statistics_bytes(load, blocks) for blocks in (load.blocks, load.blocks[:1]))
     sequential, refits = how.propagate != "none", how.mlp == "gauss_newton" or how.vo == "reduced_rank"
     seen, stream = activations(load, batch), load.images * load.tokens * load.width * FLOAT
-    kept = stream * (0 if cfg.scratch else 4 if sequential else 3 if refits else 0)  # dense and pruned, and two targets
-    maps = batch * load.tokens**2 * FLOAT * (depth if how.token_weights == "rollout" else 0)
-    repair: float = load.of_block * DOUBLE + TWICE * largest
-    if sequential or refits:
-        repair = max(working_set(load, how, batch, share), maps + seen)
-    copies = 2 * share * load.parameters  # the model cut and repaired, and cut alone
-    if by_block:
-        at_hand = (3 * (load.parameters - depth * load.of_block) + 2 * load.of_block) * FLOAT
-        dense, all_three = (
-            load.bytes_each * count for count in (load.parameters, load.parameters + 2 * load.parameters)
-        )
-        walked = 0 if cfg.scratch else stream
+    streams = 0 if cfg.scratch else stream
+    kept = streams * (4 if sequential else 3 if refits else 0)  # dense and pruned, and targets of both halves
+    repair = working_set(load, how, batch) if sequential or refits else load.of_block * DOUBLE + TWICE * largest
+    if cfg.offload == "blocks":
+        one, rest = load.parameters * load.bytes_each, load.parameters - depth * load.of_block
+        at_hand = (3 * rest + 2 * load.of_block) * FLOAT
         return {
-            "calibrate": Need(dense + sums + walked, at_hand + TWICE * largest + seen),
-            "compensate": Need(all_three + sums + kept, at_hand + repair),
-            "evaluate": Need(load.bytes_each * (load.parameters + copies) + sums, at_hand + seen),
+            "calibrate": Need(one + sums + streams, at_hand + TWICE * largest + seen),
+            "compensate": Need(3 * one + sums + kept, at_hand + repair),
+            "evaluate": Need(3 * one + sums, at_hand + seen),
         }
-    dense = load.parameters * FLOAT
+    one = load.parameters * FLOAT
     return {
-        "calibrate": Need(0, dense + TWICE * sums + seen),
-        "compensate": Need(kept, dense + copies * FLOAT + sums + repair),
-        "evaluate": Need(0, dense + copies * FLOAT + sums + seen),
+        "calibrate": Need(0, one + TWICE * sums + seen),
+        "compensate": Need(kept, 3 * one + sums + repair),
+        "evaluate": Need(0, 3 * one + sums + seen),
     }
 
 
@@ -168,7 +162,9 @@ def settle(
     if why and cfg.offload == "blocks":
         raise CorpError(f"calibration.offload=blocks walks from block to block, and {why}; set it to none.")
     if free is None:
-        return replace(cfg, offload="none") if cfg.offload == "auto" else cfg
+        cfg = replace(cfg, offload="none") if cfg.offload == "auto" else cfg
+        warn_of_host(load, most(needs(load, how, cfg)), cfg, shared=True)
+        return cfg
 
     def needed(offload: str, batch: int) -> float:
         return most(needs(load, how, replace(cfg, offload=offload, batch_size=batch))).device
@@ -188,7 +184,21 @@ def settle(
         batch = cfg.batch_size
     elif batch < cfg.batch_size:
         console.warn(f"calibration.batch_size={cfg.batch_size} would not fit the device; going on with {batch}.")
-    return replace(cfg, offload=offload, batch_size=batch)
+    cfg = replace(cfg, offload=offload, batch_size=batch)
+    warn_of_host(load, most(needs(load, how, cfg)), cfg, shared=False)
+    return cfg
+
+
+def warn_of_host(load: Load, need: Need, cfg: CalibrationConfig, shared: bool) -> None:
+    """Say so where the host has less than the run needs beside the model, which is there; shared: with the device."""
+    free = free_host_memory()
+    needed = need.host + (need.device if shared else 0) - load.parameters * load.bytes_each
+    if free is not None and needed > free:
+        advice = "use fewer images" if cfg.scratch else "set calibration.scratch=FOLDER, or use fewer images"
+        console.warn(
+            f"the run may need {needed / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are available; "
+            f"{advice} if it runs out."
+        )
 
 
 def place(dense: LoadedModel, cfg: CalibrationConfig, device: torch.device) -> None:

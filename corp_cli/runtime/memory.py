@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -71,6 +73,14 @@ def halving_batches(work: Callable[[Config], T], cfg: Config, name: str) -> T:
 def free_memory(device: torch.device) -> int | None:
     """Bytes that a CUDA device has left; None of others, which share the memory of the host."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+def free_host_memory() -> int | None:
+    """Bytes that processes can still take, as Linux sees it; None on other systems."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    return None
 
 
 def release() -> None:

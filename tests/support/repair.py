@@ -36,4 +36,6 @@ def repaired(
     scores = rank(model, blocks, statistics, groups, ranker, args, None)
     kept = tuple(keep_units(*each) for each in zip(scores, blocks, sizes, strict=True))
     pruned, errors = compensate(model, blocks, statistics, kept, cfg)
-    return fit_every_block(model, pruned, blocks, kept, errors, images, cfg, 0, keep) if refits(cfg) else (pruned, errors)
+    return (
+        fit_every_block(model, pruned, blocks, kept, errors, images, cfg, 0, keep) if refits(cfg) else (pruned, errors)
+    )
