@@ -23,7 +23,7 @@ from corp_cli.models.adapter import blocks_of
 from corp_cli.models.counts import count
 from corp_cli.models.live import unwrapped
 from corp_cli.models.loaded import LoadedModel
-from corp_cli.models.loading import build, parameters, require_finite, skeleton, state_tensors
+from corp_cli.models.loading import filled, parameters, require_finite, skeleton, state_tensors
 from corp_cli.models.preprocess import put_own_cfg, with_overrides
 from corp_cli.models.resize import resize
 from corp_cli.models.spec import FORMAT_VERSION, Counts, Manifest, PrunedSizes
@@ -159,7 +159,7 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     if expected != shapes or dense_parameters > MOST_CUT * held:
         raise CorpError(f"The tensors in {path} do not match its manifest; make it again.")
     model.to(dtype if dtype.itemsize > 1 else torch.float32)  # nothing computes in 8 bits
-    model = filled(model, manifest)
+    model = filled(model, manifest.model, lambda dense: resize(dense, manifest.blocks))
     own = model.state_dict()
     with torch.no_grad():
         for name, tensor in stored(path):  # one at a time: there may be no room for all of them twice
@@ -168,20 +168,6 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     assert isinstance(model, nn.Module)
     carry_manifest(model, manifest)
     return model.eval()
-
-
-def filled(model: Any, manifest: Manifest) -> Any:
-    """A skeleton, on the CPU: what is stored yet to be read, what is computed as timm does it."""
-    computed = [module for module in model.modules() if module._non_persistent_buffers_set]
-    if all(hasattr(module, "init_non_persistent_buffers") for module in computed):
-        model.to_empty(device="cpu")
-        for module in computed:
-            module.init_non_persistent_buffers()
-        return model
-    dtype = next(parameter.dtype for parameter in model.parameters())
-    model = build(manifest.model.name, manifest.model.args).eval()
-    resize(model, manifest.blocks)
-    return model.to(dtype)
 
 
 def difference_of(path: Path, model: nn.Module) -> str | None:

@@ -5,14 +5,17 @@ Counted are the tensors that are alive together where each stage needs most; all
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from corp_cli.config.images import CalibrationConfig
 from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.linalg.gauss_newton import CHUNK, STEPS
+from corp_cli.models.adapter import block_names
 from corp_cli.models.blocks import Block
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.loading import parameters
@@ -199,6 +202,16 @@ def warn_of_host(load: Load, need: Need, cfg: CalibrationConfig, shared: bool) -
             f"the run may need {needed / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are available; "
             f"{advice} if it runs out."
         )
+
+
+def bring(models: Collection[nn.Module], device: torch.device) -> None:
+    """Put all models on `device`, or where it has no room for them their blocks, one at a time while they run."""
+    free, needed = free_memory(device), SCATTERED * FLOAT * sum(map(parameters, models))
+    for model in models:
+        if free is not None and needed > free and block_names(model):
+            keep_on_host(model, device)
+        else:
+            model.to(device)
 
 
 def place(dense: LoadedModel, cfg: CalibrationConfig, device: torch.device) -> None:

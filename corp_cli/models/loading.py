@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -246,6 +246,24 @@ def skeleton(spec: ModelSpec) -> nn.Module:
     """The dense architecture with meta tensors: shapes without memory."""
     with torch.device("meta"):
         return build(spec.name, spec.args).eval()
+
+
+def filled(model: nn.Module, spec: ModelSpec, change: Callable[[nn.Module], None] | None = None) -> nn.Module:
+    """A skeleton of `spec`, which `change` made what it is, on the CPU: its state yet to be read, the rest computed.
+
+    Where timm cannot compute what is no part of the state in place, all is built anew.
+    """
+    computed = [module for module in model.modules() if module._non_persistent_buffers_set]
+    if all(hasattr(module, "init_non_persistent_buffers") for module in computed):
+        model.to_empty(device="cpu")
+        for module in computed:
+            cast(Any, module).init_non_persistent_buffers()
+        return model
+    dtype = next(parameter.dtype for parameter in model.parameters())
+    model = build(spec.name, spec.args).eval()
+    if change:
+        change(model)
+    return model.to(dtype)
 
 
 def parameters(model: nn.Module) -> int:
