@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from corp_cli import CorpError, load_pruned, prune_model
 from corp_cli.cli.main import main
-from corp_cli.config.prune import CompensationConfig, SparsityConfig
-from corp_cli.method import sequential
+from corp_cli.config.prune import CompensationConfig, EvaluateConfig, SparsityConfig
+from corp_cli.method import memory, sequential
 from corp_cli.models.adapter import block_names, blocks_of
 from corp_cli.models.offload import bring_together, keep_on_host, kept_in, visit
 from corp_cli.models.streams import logits_from, tokens
@@ -229,6 +229,19 @@ def test_what_cannot_be(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert "calibration.offload=blocks keeps it off that" in capsys.readouterr().err.splitlines()[-1]
     assert main(["prune", *UNTIMED, "calibration.offload=some"]) == 2
     assert "calibration.offload=some" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("empty_folder", "tiny_digits")
+def test_models_that_do_not_fit_are_judged_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    prune(load_config(*UNTIMED, "recipe=paper", "sparsity.joint=0.5"), "run")
+    cfg = EvaluateConfig(checkpoint="run/pruned.safetensors", device="cpu")
+    cfg.model.name, cfg.evaluation.num_images = "vit_digits", 32
+    whole = evaluate.evaluate_command(cfg, Path("whole"))
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
+    by_block = evaluate.evaluate_command(cfg, Path("by_block"))
+    assert (whole.throughput, by_block.throughput) != (None, None)
+    assert by_block.throughput is None
+    assert by_block.results.model.kl == pytest.approx(whole.results.model.kl, rel=1e-3)
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

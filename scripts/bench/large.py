@@ -13,7 +13,6 @@ import argparse
 import json
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def main() -> None:
         "peak_memory_mib": vars(report.peak_memory_mib),
         "seconds": {"build": built, **report.stage_seconds},
         "checkpoint_bytes": files,
-        "evaluation": asdict(report.evaluation),
+        "kl": {"uncompensated": report.evaluation.uncompensated.kl, "pruned": report.evaluation.pruned.kl},
     }
     print(json.dumps(found, indent=2, default=str))
 
