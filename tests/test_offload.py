@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from corp_cli import CorpError, load_pruned, prune_model
+from corp_cli import CorpError, load_config, load_pruned, prune, prune_model
 from corp_cli.cli.main import main
+from corp_cli.commands import evaluate
 from corp_cli.config.prune import CompensationConfig, EvaluateConfig, SparsityConfig
-from corp_cli.method import memory, sequential
+from corp_cli.method import memory, sample, sequential
 from corp_cli.models.adapter import block_names, blocks_of
 from corp_cli.models.offload import bring_together, keep_on_host, kept_in, visit
 from corp_cli.models.streams import logits_from, tokens
@@ -63,8 +64,8 @@ def test_it_runs_as_the_whole_one_does(variant: str) -> None:
 def test_one_block_at_a_time_is_there() -> None:
     model = parted(variants.build("dinov3_swiglu").bfloat16())
     seen: list[list[str]] = []
-    for block in block_names(model):
-        model.get_submodule(f"{block}.mlp").register_forward_hook(lambda *_: seen.append(there(model)))
+    for name in block_names(model):
+        model.get_submodule(f"{name}.mlp").register_forward_hook(lambda *_: seen.append(there(model)))
     logits(model, variants.images("dinov3_swiglu"))
     assert seen == [["blocks.0"], ["blocks.1"]]
     others = parted(variants.build("dinov3_swiglu").bfloat16())
@@ -93,7 +94,7 @@ def test_an_error_leaves_no_block_behind() -> None:
     model = parted(variants.build("vit").bfloat16())
     every = visit(blocks_of(model), model)
     assert there(model) == [] != [next(every).name] == there(model)
-    every.close()  # as the error that leaves the loop does
+    del every  # as the error does that leaves the loop
     assert there(model) == []
     broken = model.get_submodule("blocks.1.mlp").register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -205,7 +206,7 @@ def test_a_budget_and_scratch_from_the_command_line(
                 raise KeyboardInterrupt
             return sampled(*args)
 
-        sampled = sequential.sampled
+        sampled = sample.sampled
         patch.setattr(sequential, "sampled", stopped)
         assert main(["prune", *by_block]) == 130
     assert list((tmp_path / "scratch").iterdir()) == []
@@ -251,7 +252,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     keep = scratch.keeper(str(tmp_path), False)
     x = torch.randn(3, 4).bfloat16()
     assert torch.equal(keep(x), x)
-    monkeypatch.setattr(scratch.mmap, "mmap", full)
+    monkeypatch.setattr("mmap.mmap", full)
     with pytest.raises(CorpError, match=r"cannot be written \(No space left on device\); make room"):
         keep(x)
     assert list(tmp_path.iterdir()) == []

@@ -27,7 +27,7 @@ from tests.support.repair import repaired
 
 CPU = torch.device("cpu")
 BLOCKS = CalibrationConfig(batch_size=2, offload="blocks")
-ONE_SHOT = {"propagate": "none", "token_weights": "uniform"}
+ONE_SHOT = CompensationConfig(propagate="none", token_weights="uniform")
 
 
 def loaded(model: nn.Module) -> LoadedModel:
@@ -44,7 +44,7 @@ def model_of(variant: str) -> nn.Module:
     ("variant", "sparsity", "how"),
     [
         ("dinov3_swiglu", SparsityConfig(mlp=0.5), CompensationConfig()),
-        ("dinov3_swiglu", SparsityConfig(mlp=0.5), CompensationConfig(**ONE_SHOT)),
+        ("dinov3_swiglu", SparsityConfig(mlp=0.5), ONE_SHOT),
         ("vit", SparsityConfig(vo=0.5), CompensationConfig()),
     ],
 )

@@ -14,7 +14,7 @@ class Counted(TorchDispatchMode):
     """Counts the storages that operations make while it is in force."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 
