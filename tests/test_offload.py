@@ -237,6 +237,8 @@ def test_models_that_do_not_fit_are_judged_block_by_block(monkeypatch: pytest.Mo
     prune(load_config(*UNTIMED, "recipe=paper", "sparsity.joint=0.5"), "run")
     cfg = EvaluateConfig(checkpoint="run/pruned.safetensors", device="cpu")
     cfg.model.name, cfg.evaluation.num_images = "vit_digits", 32
+    for name in ("whole", "by_block"):
+        Path(name).mkdir()
     whole = evaluate.evaluate_command(cfg, Path("whole"))
     monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
     by_block = evaluate.evaluate_command(cfg, Path("by_block"))

@@ -20,6 +20,7 @@ from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.offload import kept_in
 from corp_cli.models.spec import ModelSpec
+from corp_cli.runtime import console
 from corp_cli.runtime.scratch import on_disk
 from tests.support import variants
 from tests.support.counted import Counted
@@ -129,6 +130,7 @@ def test_offload_is_settled_by_what_the_device_has(
 
 
 def test_batches_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    console.collect_warnings()  # so that those of an earlier test do not keep ours back
     assert settled(CalibrationConfig(batch_size=64, offload="none"), 1.0, monkeypatch).batch_size == 16
     assert "calibration.batch_size=64 would not fit the device; going on with 16." in capsys.readouterr().err
     assert settled(CalibrationConfig(batch_size=64, offload="none"), 0.1, monkeypatch).batch_size == 64
