@@ -56,16 +56,20 @@ def prune_model(
     files of `corp prune` are written, if anywhere.
 
     The pruned module is on the device, and in the dtype and the mode (train or eval) of `model`. Its parameters are
-    ordinary ones, and those frozen in `model` are frozen. Figures in the report are of float32. A model of transformers
-    comes back as the same model of timm. Raises CorpError for anything that the user can put right.
+    ordinary ones, and those frozen in `model` are frozen. With "calibration.offload=blocks" among the overrides a model
+    of timm is not copied to float32: one block at a time is, on the device that "device=…" names, and the result is on
+    the CPU. Figures in the report are of float32. A model of transformers comes back as the same model of timm. Raises
+    CorpError for anything that the user can put right.
     """
     with plain_memory_errors():
         inner = _prunable(model)
         budgets = {"macs": macs, "params": params, "latency": latency}
         fractions = {"joint": joint, "mlp": mlp, "qk": qk, "vo": vo, "heads": heads}
         cfg = _config({**budgets, **fractions}, recipe, seed, overrides)
-        dense = live_model(inner, cfg.model.name or None, cfg.model.args, cfg.data)
-        cfg = replace(cfg, model=replace(cfg.model, name=dense.source), device=str(next(inner.parameters()).device))
+        by_block = cfg.calibration.offload == "blocks"
+        dense = live_model(inner, cfg.model.name or None, cfg.model.args, cfg.data, shared=by_block)
+        device = cfg.device if by_block else str(next(inner.parameters()).device)
+        cfg = replace(cfg, model=replace(cfg.model, name=dense.source), device=device)
         if is_transformers(inner) and any(_is_path(one) for one in (images, evaluation)) and cfg.data.mean is None:
             raise CorpError(
                 f"corp does not know how images are prepared for a {type(inner).__name__} in memory; give tensors, or "
@@ -102,6 +106,8 @@ def _config(sparsity: dict[str, Any], recipe: str, seed: int, overrides: Sequenc
         ("model.checkpoint", "the model has its weights"),
         ("device", "the model is pruned where it is"),
     ):
+        if key == "device" and cfg.calibration.offload == "blocks":
+            continue  # it stays where it is, and its blocks go there
         if any(override.lstrip("+").partition("=")[0] == key for override in others):
             raise CorpError(f"{why}; leave {key} out of overrides.")
     if not any(override.partition("=")[0] in ("model", "model.name") for override in others):

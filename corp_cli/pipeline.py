@@ -28,6 +28,7 @@ from corp_cli.method.rank import RankerArgs, Scores, rank
 from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.statistics import Statistics
 from corp_cli.models.blocks import Sizes
+from corp_cli.models.offload import bring_together
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
 from corp_cli.prepare import (
@@ -90,7 +91,7 @@ def prune(
     watch, warnings = Stopwatch(STAGES), collect_warnings()
     with watch("load"):
         work = prepare_run(cfg, folder, given)
-        cfg = replace(cfg, sparsity=work.sparsity)
+        cfg = replace(cfg, sparsity=work.sparsity, calibration=work.calibration)
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images
         sets = images.calibration, images.spares
         cache = opened(cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups)
@@ -117,6 +118,7 @@ def prune(
         models = {"dense": dense, "uncompensated": uncompensated, "pruned": pruned}
         found, probe = halving_batches(lambda c: examine(models, work, c), cfg.evaluation, "evaluation")
     with watch("export"):
+        bring_together(pruned)
         manifest, files = carry_manifest(pruned, make_manifest(dense, pruned, work.dense.spec, cfg)), None
         if folder:
             export(pruned, manifest, folder, probe)
@@ -153,7 +155,7 @@ def measure_statistics(work: Work, cfg: PruneConfig) -> Statistics:
 
     def measure(c: CalibrationConfig) -> Statistics:
         batches = calibration_batches(work.images, dense, c, cfg.seed)
-        return calibrate(dense.model, dense.blocks, batches, work.groups)
+        return calibrate(dense.model, dense.blocks, batches, work.groups, work.keep)
 
     return halving_batches(measure, cfg.calibration, "calibration")
 
@@ -209,7 +211,7 @@ def compensate_at_once(
 
     def fit(c: CalibrationConfig) -> tuple[nn.Module, Errors]:
         batches = calibration_batches(work.images, dense, c, cfg.seed)
-        return fit_every_block(dense.model, pruned, dense.blocks, kept, errors, batches, how, cfg.seed)
+        return fit_every_block(dense.model, pruned, dense.blocks, kept, errors, batches, how, cfg.seed, work.keep)
 
     return halving_batches(fit, cfg.calibration, "calibration")
 
@@ -238,6 +240,7 @@ def compensate_along_the_stream(
             cfg.compensation,
             RankerArgs.seeded(cfg.seed, cfg.compensation.ridge, trajectory),
             cached_blocks(cache, parts),
+            work.keep,
         ),
         cfg.calibration,
         "calibration",
@@ -249,6 +252,7 @@ def examine(models: dict[str, nn.Module], work: Work, cfg: EvaluationConfig) -> 
     dense, images = work.dense, work.images
     probe = first_batch(images.evaluation, cfg.batch_size, dense.spec, dense.device)
     batches = tracked_batches(images.evaluation, cfg, dense.spec, dense.device, images.evaluated)
-    found = judge(models, batches, probe, cfg.throughput_batches, cfg.precision)
+    timed = cfg.throughput_batches if work.calibration.offload == "none" else 0  # weights on their way are no speed
+    found = judge(models, batches, probe, timed, cfg.precision)
     warn_near_chance(found.evaluations["dense"].top1, found.labelled_images, dense.spec.args["num_classes"])
     return found, probe

@@ -20,6 +20,7 @@ from corp_cli.images.batches import Intake, Transform, batches, choose, require_
 from corp_cli.images.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.images.sources import ImageSet, is_timm_name, joined, read_images
 from corp_cli.measure.precision import require_precision
+from corp_cli.method.memory import Load, load_of, place, settle
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.loaded import LoadedModel, dense_model
@@ -27,6 +28,7 @@ from corp_cli.models.preprocess import class_names, describe, eval_transform, wo
 from corp_cli.models.spec import ModelSpec
 from corp_cli.models.streams import cannot_walk, keeps_grid, tokens
 from corp_cli.runtime import console
+from corp_cli.runtime.scratch import Keep, keeper
 from corp_cli.sizes.target import Target, make_target
 from corp_cli.sizes.uniform import check_supported
 
@@ -64,6 +66,9 @@ class Work:
     images: Images
     target: Target
     sparsity: SparsityConfig  # as asked for; else as `settled`
+    load: Load  # what its memory follows from
+    calibration: CalibrationConfig  # as asked for, where that fits the device
+    keep: Keep  # where the tokens of all images wait
 
 
 def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
@@ -80,11 +85,19 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     check_walk(dense, cfg)
     judged, head = (given and given.evaluation) or evaluation_images(cfg), head_of(dense.model)
     images = choose_images(everything, judged, cfg, head)
-    dense.model.to(device)
+    load = load_of(dense, groups, len(images.calibration), sparsity)
+    calibration = settle(load, dense, cfg.compensation, cfg.calibration, device)
+    if calibration.offload == "blocks" and sparsity.latency is not None:
+        raise CorpError(
+            "sparsity.latency times the model on the device, and calibration.offload=blocks keeps it off that; use "
+            "sparsity.macs or sparsity.params."
+        )
+    keep = keeper(calibration.scratch, calibration.offload == "blocks" and device.type == "cuda")
+    place(dense, calibration, device)
     require_labels(cfg.gate, images.evaluation.labelled)
     require_objective(names_in(cfg.objective), head, images.evaluation.labelled)
     target = target or make_target(dense, groups, sparsity)
-    return Work(dense, groups, skipped, images, target, sparsity)
+    return Work(dense, groups, skipped, images, target, sparsity, load, calibration, keep)
 
 
 def settled(cfg: PruneConfig, dense: LoadedModel) -> tuple[SparsityConfig, Target | None]:
@@ -177,7 +190,8 @@ def check_walk(loaded: LoadedModel, cfg: PruneConfig) -> None:
     if why and sequential:
         console.warn(f"{why}, so all blocks are repaired at once, as with compensation.propagate=none.")
     elif sequential or budget:
-        tokens(dense, torch.zeros(1, *loaded.spec.data["input_size"]))  # of a size that the model is built for?
+        images = torch.zeros(1, *loaded.spec.data["input_size"]).to(next(dense.parameters()))
+        tokens(dense, images)  # of a size that the model is built for?
 
 
 def intake_of(images: ImageSet, cfg: CalibrationConfig | EvaluationConfig | RangesConfig, group: str) -> Intake:

@@ -12,7 +12,7 @@ from typing import Sequence
 
 from corp_cli.cli.table import COMMANDS
 from corp_cli.config.export import FORMATS, INT8, WEIGHTS
-from corp_cli.config.images import CROP_MODES, DTYPES, INTERPOLATIONS
+from corp_cli.config.images import CROP_MODES, DTYPES, INTERPOLATIONS, OFFLOADS
 from corp_cli.config.outcome import OBJECTIVES, TRACKERS
 from corp_cli.config.prune import COMPENSATIONS, RANKERS
 from corp_cli.errors import CorpError
@@ -53,13 +53,14 @@ UNINSTALL = {
 FLAGS = ("--help", "--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--hydra-help")
 OWN_FLAGS = {"check": ("--against",), "prune": ("--dry-run",), "push": ("--dry-run",), "study": ("--dry-run",)}
 PATH_KEYS = (
-    *(f"calibration.{key}" for key in ("path", "root", "cache")),
+    *(f"calibration.{key}" for key in ("path", "root", "cache", "scratch")),
     *(f"evaluation.{key}" for key in ("path", "root", "labels", "class_map")),
     *("model.checkpoint", "sparsity.plan", "checkpoint", "folder", "report", "against", "junit", "markdown"),
 )
 VALUES = {
     **{f"ranker.{group}": choices for group, choices in RANKERS.items()},
     **{f"compensation.{group}": choices for group, choices in COMPENSATIONS.items()},
+    "calibration.offload": OFFLOADS,
     "data.interpolation": INTERPOLATIONS,
     "data.crop_mode": CROP_MODES,
     "private": ("true", "false"),

@@ -25,7 +25,7 @@ ALIASES = {
     "val": "evaluation.path",
     "weights": "model.checkpoint",
 }
-WEIGHTS = (".safetensors", ".pth", ".pt", ".bin")
+WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".safetensors.index.json")
 GROUPS_FIRST = ("model", "recipe", "ranker", "compensation")  # whose choices a bare word may name
 
 

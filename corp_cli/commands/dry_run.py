@@ -46,7 +46,7 @@ def foresee(cfg: PruneConfig) -> Outlook:
         counts[label] = before, cost_of(dense.spec, dense.blocks, sizes, kind, target.updated_tokens)
     rates = measure_rates(work, cfg.calibration)
     seconds = watch.seconds | stage_seconds(work, cfg, sizes, rates)
-    return Outlook(work, sizes, counts, rates, seconds, peak_mib(work, cfg, sizes, rates))
+    return Outlook(work, sizes, counts, rates, seconds, peak_mib(work, cfg, rates))
 
 
 def cuts(outlook: Outlook) -> Table:
@@ -93,12 +93,14 @@ def lines(outlook: Outlook, cfg: PruneConfig) -> list[str]:
     stages = ", ".join(f"{name} {console.duration(value)}" for name, value in outlook.seconds.items() if value >= 0.05)
     device = outlook.peak_mib["device"]
     on_device = "" if device is None else f", {device:,.0f} MiB on {work.dense.device}"
+    batch, offload = work.calibration.batch_size, work.calibration.offload
+    how = f"calibration.batch_size={batch}, calibration.offload={offload}"
     return [
         *found,
         f"{'calibration':<11} {len(images.calibration)} images of {images.calibration.source}",
         f"{'evaluation':<11} {len(images.evaluation)} images of {images.evaluation.source}, {judged}, {overlap}",
         f"{'time':<11} estimate: {console.duration(sum(outlook.seconds.values()))} ({stages})",
-        f"{'memory':<11} estimate: {outlook.peak_mib['host']:,.0f} MiB at the peak{on_device}",
+        f"{'memory':<11} estimate: {outlook.peak_mib['host']:,.0f} MiB at the peak{on_device}, with {how}",
         *(f"{'left alone':<11} {line}" for line in work.skipped),
         f"Estimates go by short runs timed here: a forward pass takes {1e3 * rates.forward:.3g} ms per image on "
         f"{work.dense.device}. Expect them to be off by a factor of two, by more where the machine is busy. What "

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -14,16 +14,29 @@ from torch import Tensor
 
 from corp_cli.config.images import CalibrationConfig
 from corp_cli.config.prune import CompensationConfig, PruneConfig, SparsityConfig
-from corp_cli.files.output import size_in_bytes
 from corp_cli.images.sources import ImageSet
 from corp_cli.linalg.gauss_newton import Layers, Tokens, gauss_newton
 from corp_cli.linalg.moments import RunningMoments, select_moments
+from corp_cli.linalg.reduced_rank import HeadMaps, sweep
 from corp_cli.linalg.ridge import refit
 from corp_cli.measure.timing import pass_seconds, synchronize
 from corp_cli.method.calibrate import Calibration, accumulation_device
 from corp_cli.method.compensate import compensate_mlp
 from corp_cli.method.fit_mlp import RIDGES as FIT_RIDGES
 from corp_cli.method.fit_mlp import ROUNDS
+from corp_cli.method.fit_values import RIDGES as VALUE_RIDGES
+from corp_cli.method.fit_values import SWEEPS
+from corp_cli.method.memory import (
+    DOUBLE,
+    FLOAT,
+    Need,
+    activations,
+    fitted_tokens,
+    head_group,
+    most,
+    needs,
+    statistics_bytes,
+)
 from corp_cli.method.optin import COPIES, units_of
 from corp_cli.method.rank import RANKERS, RankerArgs, Scores
 from corp_cli.method.statistics import BlockStatistics
@@ -33,7 +46,7 @@ from corp_cli.models.streams import tokens
 from corp_cli.pipeline import UNCOMPENSATED
 from corp_cli.prepare import Work, first_batch
 from corp_cli.runtime.environment import peak_memory_mib
-from corp_cli.runtime.memory import free_memory
+from corp_cli.runtime.memory import room_of
 from corp_cli.sizes.budget import Budget, uniform
 from corp_cli.sizes.costs import cost_of
 from corp_cli.sizes.curves import ANCHORS, MERGED
@@ -43,9 +56,9 @@ PROBES = 16  # images that are read to time reading
 PASS_SECONDS = 0.5  # a timed pass takes about this at most
 PASSES, MAX_SECONDS = 20, 2.0
 SOLVED = 512  # channels of the solves that are timed; wider ones are extrapolated
-FITTED = 4096  # tokens of the refit that is timed
-SCATTERED = 1.5  # memory that allocators take, for what is in use
-FLOAT, DOUBLE, MIB = 4, 8, 2**20
+FITTED = 4096  # tokens of the refit of MLPs that is timed
+ROWS = 256  # and of that of values
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -170,15 +183,46 @@ def fit_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: R
     return one * ROUNDS * count / few * sum(cut) / units
 
 
+def value_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> float:
+    """Of the refit of values where they are cut: one head's share of a sweep, and some rows of the moments, timed.
+
+    A bound from above, as that of MLPs; every group of heads goes through the attention of all images twice.
+    """
+    dense, how = work.dense, cfg.compensation
+    cut = [new for new, block in zip(sizes, dense.blocks, strict=True) if new.vo < block.sizes.vo]
+    if how.vo != "reduced_rank" or not cut:
+        return 0.0
+    home, generator = accumulation_device(dense.device), torch.Generator().manual_seed(0)
+    width, group = min(SOLVED, rates.width), head_group(work.load)
+    joint = RunningMoments(2 * width, home)
+    joint.add(torch.randn(4 * width, 2 * width, generator=generator).to(home))
+    rank = min(width, max(new.vo for new in cut))
+    encode, decode = torch.randn(1, rank, width, generator=generator), torch.randn(1, width, rank, generator=generator)
+    heads, moments = HeadMaps(encode.double().to(home), decode.double().to(home)), joint.result()
+    towards = torch.zeros(1, width, width, dtype=torch.float64, device=home)
+    solve = min(seconds(lambda: sweep(heads, towards, moments, how.ridge), home) for _ in "ab")
+    rows = torch.randn(ROWS, (group + 1) * rates.width, generator=generator).to(dense.device)
+    sums = RunningMoments(rows.shape[1], home)
+    added = min(seconds(lambda: sums.add(rows), dense.device) for _ in "ab")
+    every, groups = sum(new.heads for new in cut), sum(-(-new.heads // group) for new in cut)
+    sweeps = len(VALUE_RIDGES) + SWEEPS - 1
+    passes = work.load.images * rates.forward * groups / len(dense.blocks)
+    return (
+        every * sweeps * solve * (rates.width / width) ** 3
+        + groups * added * fitted_tokens(work.load, how) / ROWS
+        + passes
+    )
+
+
 def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> dict[str, float]:
     """Seconds of the long stages, by their names in the report; `sizes` are those asked for, or near the budget."""
     images, device, solves = work.images.calibration, work.dense.device, measure_solves(work, cfg, rates.width)
     left, f, workers = share(work, sizes), rates.forward, cfg.calibration.num_workers
-    fit = fit_seconds(work, cfg, sizes, rates)
-    compensate = solves.drop + fit
+    fit, values = fit_seconds(work, cfg, sizes, rates), value_seconds(work, cfg, sizes, rates)
+    compensate = solves.drop + fit + values
     if cfg.compensation.propagate == "none":
         compensate += solves.compensate
-        if fit:  # the dense stream, what its MLPs give, and what the cut ones give
+        if fit or values:  # the dense stream, what its MLPs give, and what the cut ones give
             again = feed(f, images, rates, workers, device)
             compensate += len(images) * (again + (2 + left) * f) + solves.refit
     else:
@@ -242,47 +286,25 @@ def feed(compute: float, images: ImageSet, rates: Rates, workers: int, device: t
     return max(longest, (min(torch.get_num_threads(), cores) * compute + rates.read) / cores)
 
 
-def peak_mib(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> dict[str, float | None]:
+def peak_mib(work: Work, cfg: PruneConfig, rates: Rates) -> dict[str, float | None]:
     """Peak memory in MiB: of this process, and on CUDA of the device; the stage that needs most decides."""
-    model, images = size_in_bytes(work.dense.model), len(work.images.calibration)
-    left, sums, stream = share(work, sizes, "params") * model, statistics_bytes(work), rates.tokens * rates.width
-    hidden = max(block.sizes.mlp for block in work.dense.blocks)
-    pixels = torch.Size(work.dense.spec.data["input_size"]).numel()
-    passed = (3 * pixels + rates.tokens * (2 * hidden + 6 * rates.width)) * FLOAT  # in a forward pass, of an image
-    batch = min(cfg.calibration.batch_size, images)
-    judged = min(cfg.evaluation.batch_size, len(work.images.evaluation))
-    hooked = passed * max(0, batch - rates.batch)
-    hooked += 3 * batch * rates.tokens * (hidden + rates.width) * FLOAT  # what statistics copy of activations
-    stages = {
-        "calibrate": (0.0, 2 * sums + hooked),
-        "evaluate": (0.0, sums + 2 * left + passed * max(0, judged - rates.batch)),
-    }
+    load, device, settings = work.load, work.dense.device, work.calibration
+    found = needs(load, cfg.compensation, settings)
     if cfg.ranker.measured() & work.groups:
-        one = min(cfg.ranker.optin_images, images) * stream * FLOAT
-        masked = max(COPIES * one, min(batch * COPIES * one, free_memory(work.dense.device) // 2))
-        stages["rank"] = (0.0, sums + len(work.dense.blocks) * one + masked)
+        one = min(cfg.ranker.optin_images, load.images) * load.tokens * load.width * FLOAT
+        masked = max(COPIES * one, min(settings.batch_size * COPIES * one, room_of(device)))
+        held = len(load.blocks) * one + masked
+        found["rank"] = replace(found["calibrate"], device=found["calibrate"].device + held)
     if isinstance(work.target, Budget):
-        held = min(cfg.sparsity.curve_images, images) * (2 * stream + pixels) * FLOAT
-        stages["plan"] = (0.0, sums + held + 3 * model + hooked)  # the copy around, and all weights in float64
-    if cfg.compensation.propagate != "none":
-        depth = len(work.dense.blocks)
-        streams = images * (3 * stream + depth * rates.tokens) * FLOAT  # on the host
-        heads = max(block.sizes.heads for block in work.dense.blocks)
-        attended = depth + 3 * heads if cfg.compensation.token_weights == "rollout" else 0
-        maps = attended * batch * rates.tokens**2 * FLOAT
-        stages["compensate"] = (streams, sums + left + model + max(hooked, maps))
-    on_device = SCATTERED * max(used for _, used in stages.values()) / MIB
-    if work.dense.device.type == "cuda":
-        host = rates.host_mib + max(kept for kept, _ in stages.values()) / MIB
-        return {"host": host, "device": (rates.device_mib or 0.0) + on_device}
-    return {"host": rates.host_mib + max(a + SCATTERED * b for a, b in stages.values()) / MIB, "device": None}
-
-
-def statistics_bytes(work: Work) -> int:
-    """The float64 sums that calibration keeps, of the groups that will be pruned."""
-    total = 0
-    for sizes in (block.sizes for block in work.dense.blocks):
-        total += sizes.mlp**2 if "mlp" in work.groups else 0
-        total += 3 * sizes.heads * sizes.qk**2 if "qk" in work.groups else 0
-        total += (sizes.heads * sizes.vo) ** 2 if work.groups & {"vo", "heads"} else 0
-    return DOUBLE * total
+        calibrated, images = found["calibrate"], min(cfg.sparsity.curve_images, load.images)
+        held = images * (2 * load.tokens * load.width + load.pixels) * FLOAT
+        # the copy around, and all weights in float64: beside the blocks, wherever those are
+        whole = load.parameters * DOUBLE, load.parameters * (load.bytes_each if settings.offload == "blocks" else FLOAT)
+        host, on_device = (sum(whole), held) if settings.offload == "blocks" else (0, held + sum(whole))
+        found["plan"] = Need(calibrated.host + host, calibrated.device + on_device)
+    need = most(found)
+    if device.type == "cuda":
+        return {"host": rates.host_mib + need.host / MIB, "device": need.device / MIB}
+    timed = load.parameters * FLOAT + statistics_bytes(load, load.blocks) + activations(load, rates.batch)
+    before = max(0.0, rates.host_mib - timed / MIB)  # the process without what was timed, which is counted again
+    return {"host": max(rates.host_mib, before + (need.host + need.device) / MIB), "device": None}

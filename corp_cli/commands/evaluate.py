@@ -23,8 +23,10 @@ from corp_cli.measure.judge import measure
 from corp_cli.measure.metrics import ClassResult
 from corp_cli.measure.precision import require_precision
 from corp_cli.measure.timing import throughput
+from corp_cli.method.memory import bring
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loaded import LoadedModel, dense_model
+from corp_cli.models.offload import kept_in
 from corp_cli.models.preprocess import describe
 from corp_cli.models.spec import ModelSpec
 from corp_cli.prepare import asked_images, first_batch, head_of, intake_of, tracked_batches, warn_near_chance
@@ -102,9 +104,10 @@ def evaluate_command(cfg: EvaluateConfig, output_dir: Path) -> EvaluationReport:
                 "no reference; give evaluation.path sub-folders named by class, or compare with model=… checkpoint=…"
             )
         facts = model_facts(judged), model_facts(reference) if reference else None
-        models = {"model": judged.model.to(device)}
+        models = {"model": judged.model}
         if reference:
-            models["reference"] = reference.model.to(device)
+            models["reference"] = reference.model
+        bring(models.values(), device)
     with watch("evaluate"):
         metrics = halving_batches(
             lambda c: measure(
@@ -145,8 +148,8 @@ def evaluate_command(cfg: EvaluateConfig, output_dir: Path) -> EvaluationReport:
 def timed(
     models: dict[str, nn.Module], images: ImageSet, spec: ModelSpec, cfg: EvaluationConfig, device: torch.device
 ) -> Throughput | None:
-    """Images per second of the models on the first batch, or None where that is not asked for."""
-    if cfg.throughput_batches == 0:
+    """Images per second of the models on the first batch; None where that is not asked for, or weights come and go."""
+    if cfg.throughput_batches == 0 or any(map(kept_in, models.values())):
         return None
     probe = first_batch(images, cfg.batch_size, spec, device)
     return Throughput(len(probe), throughput(models, probe, cfg.throughput_batches, cfg.precision))

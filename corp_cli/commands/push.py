@@ -16,6 +16,7 @@ from corp_cli.files.checkpoint import building, counts_of
 from corp_cli.files.fetch import WEIGHTS
 from corp_cli.files.manifest import read_manifest
 from corp_cli.files.output import CHECKPOINT, REPORT, appearing, cannot_write, require_room, write_whole
+from corp_cli.files.shards import INDEX, checkpoint_files, copy_checkpoint
 from corp_cli.models.origin import Origin, origin_of
 from corp_cli.models.spec import Counts, Manifest
 from corp_cli.report.card import Facts, model_card, read_report
@@ -24,7 +25,8 @@ from corp_cli.runtime import console, hub
 from corp_cli.version import __version__
 
 CARD, CONFIG = "README.md", "config.json"
-FILES = (CARD, CONFIG, WEIGHTS, REPORT)  # all that a repository gets, so that no other file is ever sent
+SHARDS = ("model.safetensors.index.json", f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors")
+FILES = (CARD, CONFIG, WEIGHTS, *SHARDS, REPORT)  # all that a repository gets, so that no other file is ever sent
 
 
 def run(cfg: PushConfig, output_dir: Path) -> None:
@@ -43,7 +45,8 @@ def run(cfg: PushConfig, output_dir: Path) -> None:
     facts = gather(cfg, checkpoint, manifest, counts)
     card = model_card(facts, manifest, counts)
     url = ""
-    with repository(cfg.folder, checkpoint.stat().st_size) as folder:
+    size = sum(file.stat().st_size for file in checkpoint_files(checkpoint))
+    with repository(cfg.folder, size) as folder:
         names = ", ".join(write(folder, checkpoint, manifest, card, facts.report is not None))
         if not cfg.dry_run:
             url = upload(folder, repo, cfg.private)
@@ -59,7 +62,9 @@ def run(cfg: PushConfig, output_dir: Path) -> None:
 def gather(cfg: PushConfig, checkpoint: Path, manifest: Manifest, counts: Counts) -> Facts:
     """What the card says besides the manifest. Warns where there is no report of the checkpoint."""
     path, report, origin = checkpoint.with_name(REPORT), None, Origin()
-    if checkpoint.name != CHECKPOINT or not path.is_file():  # a file of another name may have been trained since
+    if (
+        checkpoint.name.removesuffix(INDEX) != CHECKPOINT or not path.is_file()
+    ):  # a file of another name may have been trained since
         console.warn(f"there is no {REPORT} of {checkpoint}, so that the card holds no accuracy and no fidelity.")
     else:
         report = read_report(path, manifest, counts)
@@ -72,13 +77,13 @@ def gather(cfg: PushConfig, checkpoint: Path, manifest: Manifest, counts: Counts
 
 def write(folder: Path, checkpoint: Path, manifest: Manifest, card: str, report: bool) -> list[str]:
     """Write the files of the repository into the empty `folder`, and build the model from them → their names."""
-    shutil.copyfile(checkpoint, folder / WEIGHTS)
+    copy_checkpoint(checkpoint, folder / WEIGHTS)
     write_config(manifest.model, folder)
     create(folder)  # as whoever downloads it will
     write_whole(folder / CARD, lambda file: file.write(card))
     if report:
         shutil.copyfile(checkpoint.with_name(REPORT), folder / REPORT)
-    return [name for name in FILES if (folder / name).is_file()]
+    return [path.name for path in ours(folder)]
 
 
 @contextmanager
@@ -100,10 +105,15 @@ def repository(place: str | None, size: int) -> Iterator[Path]:
         with appearing(folder) as fresh:
             fresh.mkdir()
             yield fresh
-            for name in FILES:
-                (folder / name).unlink(missing_ok=True)
+            for path in ours(folder):
+                path.unlink()
     except OSError as error:
         raise CorpError(cannot_write(folder, error, "folder")) from error
+
+
+def ours(folder: Path) -> list[Path]:
+    """The files in `folder` of the names that a repository has."""
+    return [path for pattern in FILES for path in sorted(folder.glob(pattern))]
 
 
 def require_own(folder: Path) -> None:
@@ -113,7 +123,7 @@ def require_own(folder: Path) -> None:
     if not folder.is_dir() or folder.is_symlink():
         raise CorpError(f"{folder} is not a folder; choose another with folder=FOLDER.")
     held = sorted(path.name for path in folder.iterdir())
-    others = [name for name in held if name not in FILES]
+    others = sorted(set(held) - {path.name for path in ours(folder)})
     if not others and held:
         try:
             read_manifest(folder / WEIGHTS)
@@ -146,7 +156,7 @@ def upload(folder: Path, repo: str, private: bool) -> str:
             folder_path=folder,
             commit_message=message,
             allow_patterns=list(FILES),
-            delete_patterns=[REPORT],  # of an earlier push, where this one has none
+            delete_patterns=[REPORT, WEIGHTS, *SHARDS],  # of an earlier push, where this one has none
         )
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)

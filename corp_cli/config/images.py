@@ -10,6 +10,7 @@ from corp_cli.errors import CorpError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 DTYPES = ("float32", "bfloat16", "float16")
+OFFLOADS = ("auto", "none", "blocks")
 CROP_MODES = ("center", "squash", "border")
 LEAST_CROP = 0.1  # a smaller one resizes images to more pixels than fit in memory
 
@@ -55,11 +56,14 @@ class CalibrationConfig:
     num_workers: int = 2
     max_bad: float = 0.01  # fraction of the images that may be unreadable
     cache: Optional[str] = None  # a folder, or a .safetensors, where statistics are kept for later runs
+    offload: str = "auto"  # blocks: weights stay on the host, and one block at a time comes to the device
+    scratch: Optional[str] = None  # a folder for the tokens of all images; None: the memory of the host
 
     def __post_init__(self) -> None:
         require_texts("calibration.path", self.path)
         require_fraction("calibration.", self, "max_bad")
         require_at_least("calibration.", self, num_images=1, batch_size=1, num_workers=0)
+        require_choice("calibration.", self, offload=OFFLOADS)
 
 
 @dataclass

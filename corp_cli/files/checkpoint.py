@@ -12,19 +12,18 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from corp_cli.config.images import DataConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.fetch import fetched
 from corp_cli.files.manifest import FORMAT, read_manifest
-from corp_cli.files.tensors import save_whole
+from corp_cli.files.tensors import SHARD_BYTES, save_parts, stored
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.counts import count
 from corp_cli.models.live import unwrapped
 from corp_cli.models.loaded import LoadedModel
-from corp_cli.models.loading import build, parameters, require_finite, skeleton, state_tensors
+from corp_cli.models.loading import filled, parameters, require_finite, skeleton, state_tensors
 from corp_cli.models.preprocess import put_own_cfg, with_overrides
 from corp_cli.models.resize import resize
 from corp_cli.models.spec import FORMAT_VERSION, Counts, Manifest, PrunedSizes
@@ -43,12 +42,15 @@ def weights_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path) -> None:
-    """Write tensors and manifest to `path`, which appears only when whole. Raises CorpError if it cannot be written."""
+def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write tensors and manifest to `path`, which appears only when whole; above `shard_bytes` in shards beside it.
+
+    Raises CorpError if it cannot be written.
+    """
     pruned = manifest.pruned_sha256 or weights_sha256(model)
     manifest = replace(manifest, format_version=FORMAT_VERSION, counts=counts_of(manifest), pruned_sha256=pruned)
     try:
-        save_whole(state_tensors(model), path, FORMAT, manifest.to_json())
+        save_parts(state_tensors(model), path, FORMAT, manifest.to_json(), shard_bytes)
     except (OSError, SafetensorError) as error:
         raise CorpError(f"{path} cannot be written ({error}); check space and permissions.") from error
 
@@ -135,6 +137,7 @@ def building(path: str | os.PathLike[str], manifest: Manifest) -> Iterator[None]
 def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     """The pruned model in `path`, on the CPU, in eval mode; needs no dense weights, no network and no config.
 
+    `path` may be one that is in shards: pruned.safetensors.index.json beside them, with or without the .index.json.
     `path` may be hf-hub:OWNER/NAME or hf-hub:OWNER/NAME@REVISION, which corp push made; that is fetched once.
     It carries its manifest, so that save_pruned can write it again once it was trained.
     timm's resolve_model_data_config(model) answers with the preprocessing it was calibrated with.
@@ -143,32 +146,48 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     path = fetched(path)
     manifest = read_manifest(path)
     try:
-        state = load_file(path)
-    except (SafetensorError, OSError) as error:
+        shapes = {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in stored(path)}
+        dtype = next(tensor.dtype for _, tensor in stored(path) if tensor.is_floating_point())
+    except (SafetensorError, OSError, ValueError, StopIteration) as error:
         raise CorpError(f"{path} is not a whole safetensors file ({error}); copy or make it again.") from error
     with building(path, manifest):
         model: Any = skeleton(manifest.model)
         dense_parameters = parameters(model)
         cut(model, manifest.blocks)
-    held = sum(tensor.numel() for tensor in state.values())
-    if _shapes(model.state_dict()) != _shapes(state) or dense_parameters > MOST_CUT * held:
+    held = sum(shape.numel() for shape, _ in shapes.values())
+    expected = {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in model.state_dict().items()}
+    if expected != shapes or dense_parameters > MOST_CUT * held:
         raise CorpError(f"The tensors in {path} do not match its manifest; make it again.")
-    if any(module._non_persistent_buffers_set for module in model.modules()):  # computed, not stored
-        model = build(manifest.model.name, manifest.model.args).eval()
-        resize(model, manifest.blocks)
-    else:
-        model.to_empty(device="cpu")
-    dtype = next(t.dtype for t in state.values() if t.is_floating_point())
     model.to(dtype if dtype.itemsize > 1 else torch.float32)  # nothing computes in 8 bits
-    model.load_state_dict(state)
+    model = filled(model, manifest.model, lambda dense: resize(dense, manifest.blocks))
+    own = model.state_dict()
+    with torch.no_grad():
+        for name, tensor in stored(path):  # one at a time: there may be no room for all of them twice
+            own[name].copy_(tensor)
     put_own_cfg(model, manifest.model.data)
     assert isinstance(model, nn.Module)
     carry_manifest(model, manifest)
     return model.eval()
 
 
-def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
-    return {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in state.items()}
+def difference_of(path: Path, model: nn.Module) -> str | None:
+    """In words, how the tensors of a checkpoint differ from those of `model` in any bit; one is read at a time."""
+    ours, seen = state_tensors(model), set()
+    for name, tensor in stored(path):
+        seen.add(name)
+        if name in ours and not same_bits(ours[name], tensor):
+            return f"the tensor {name}"
+    others = sorted(ours.keys() ^ seen)
+    return f"tensors {', '.join(others)} are in one of them only" if others else None
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two CPU tensors are the same, NaN included."""
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+    )
 
 
 def pruned_model(path: str, data: DataConfig | None = None) -> LoadedModel:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from corp_cli.errors import CorpError
 from corp_cli.files.manifest import read_manifest
+from corp_cli.files.shards import INDEX, parts_of
 from corp_cli.runtime import hub
 from corp_cli.version import __version__
 
@@ -42,10 +44,26 @@ def from_hub(repository: str, revision: str | None = None, cache_dir: str | Path
     about: Any = {"revision": revision, "cache_dir": cache_dir, "library_name": "corp", "library_version": __version__}
     with hub.asked() as silence:
         try:
-            return Path(hf_hub_download(repository, WEIGHTS, **about))
+            return _downloaded(lambda name: Path(hf_hub_download(repository, name, **about)))
         except Exception as error:
             advice = "check the name"
             if hub.missing(error):
                 advice = "download it elsewhere and give checkpoint=FILE, or fill the hub's cache (HF_HOME)"
             why = hub.failure(error, silence)
             raise CorpError(f"The pruned weights of {ON_HUB}{at} cannot be fetched ({why}); {advice}.") from error
+
+
+def _downloaded(download: Callable[[str], Path]) -> Path:
+    """The weights of a repository in one file, or the index of their shards."""
+    from huggingface_hub.utils import EntryNotFoundError  # type: ignore[attr-defined]  # their old and new place
+
+    try:
+        return download(WEIGHTS)
+    except EntryNotFoundError as error:
+        try:
+            index = download(WEIGHTS + INDEX)
+        except EntryNotFoundError:
+            raise error from None
+        for part in parts_of(index):
+            download(part.name)
+        return index

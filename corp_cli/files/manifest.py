@@ -5,8 +5,6 @@ A file may come from anybody: every key, type and number is checked here, before
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -15,11 +13,11 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from corp_cli.errors import CorpError
+from corp_cli.files.shards import parsed, read_metadata
 from corp_cli.models.spec import DATA_TYPES, FORMAT_VERSION, LOADING_ARGS, Manifest
 
 FORMAT = "corp-pruned"
 READABLE = (1, 2, 3, 4, 5)
-HEADER_BYTES = 2**24  # more than the names and shapes of any model take
 NAME = re.compile(r"\w+(\.[\w-]+)?")  # as in vit_small_patch16_224.dino; nothing that leads to a folder or to the hub
 LARGEST = {"embed_dim": 2**15, "img_size": 2**13, "input_size": 2**13}
 NUMBER, MOST_NUMBERS = 2**24, 1024  # what other numbers may be, and how many
@@ -29,13 +27,13 @@ MOST_LAYERS = 512
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """The manifest of a pruned checkpoint, of which nothing else is read. Raises CorpError for a file that has none."""
-    metadata = _metadata(Path(path))
+    metadata = read_metadata(Path(path))
     if FORMAT not in metadata:
         raise CorpError(
             f"{path} was not written by corp prune: it holds no manifest. Dense weights go to model.checkpoint."
         )
     try:
-        content = _parsed(metadata[FORMAT])
+        content = parsed(metadata[FORMAT])
         version = content.get("format_version") if isinstance(content, dict) else None
         if type(version) is int and version not in READABLE:
             raise CorpError(
@@ -48,35 +46,6 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
         what = "its JSON is nested too deeply" if isinstance(error, RecursionError) else error
         raise CorpError(f"The manifest in {path} cannot be read ({what}); copy or make the file again.") from error
     return manifest
-
-
-def _metadata(path: Path) -> dict[str, Any]:
-    """The metadata in the head of a safetensors file, whose length is compared with what the head says."""
-    if not path.is_file():
-        raise CorpError(f"The checkpoint {path} does not exist.")
-    try:
-        with path.open("rb") as file:
-            length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
-            if length > min(HEADER_BYTES, size - 8):
-                raise ValueError("its header is cut short")
-            header = _parsed(file.read(length).decode())
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        if max(ends, default=0) != size - 8 - length:
-            raise ValueError("its tensors are cut short")
-        return dict(header.get("__metadata__", {}))
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise CorpError(f"{path} is not a whole safetensors file ({error}); copy or make it again.") from error
-
-
-def _parsed(text: Any) -> Any:
-    """JSON as Python objects, without numbers that are infinite or none."""
-
-    def finite(number: str) -> float:
-        if not math.isfinite(value := float(number)):
-            raise ValueError(f"{number} is not a finite number")
-        return value
-
-    return json.loads(text, parse_float=finite, parse_constant=finite)
 
 
 def _typed(kind: Any, value: Any, where: str) -> Any:

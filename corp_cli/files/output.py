@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHECKPOINT = "pruned.safetensors"
+SHARDS = f"pruned-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"  # of one that is too large for one file
 REPORT, PLAN = "report.json", "plan.yaml"
 STATE = ".resume"  # in the output folder of corp prune until it is done: what an interrupted run goes on from
 PARTIAL = ".partial"
@@ -54,7 +55,8 @@ def clear_results(folder: Path) -> None:
     names = [path.name for path in exported if path.name == str(path)]
     data = [f"{name}.data" for name in names]  # beside an ONNX file that is too large for one
     try:
-        for name in (*names, *data, CHECKPOINT, PLAN, REPORT):  # the report last: it names the others
+        shards = [f"{CHECKPOINT}.index.json", *(path.name for path in folder.glob(SHARDS))]
+        for name in (*names, *data, *shards, CHECKPOINT, PLAN, REPORT):  # the report last: it names the others
             if (folder / name).is_file():
                 (folder / name).unlink()
     except OSError as error:

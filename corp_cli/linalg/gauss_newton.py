@@ -20,7 +20,7 @@ from corp_cli.linalg.moments import RunningMoments, relative
 from corp_cli.linalg.ridge import refit, squared_error
 
 Units = Callable[..., Tensor]  # one or two pre-activations of every unit → its value, each unit for itself
-CHUNK = 2**14  # tokens at a time: bounds what is held besides the tokens and the slopes
+CHUNK = 2**12  # tokens at a time: bounds what is held besides the tokens and the slopes
 STEPS = 8  # of the bidiagonalisation
 SIZES = (1.0, 0.5, 0.25)  # of the step, until the error falls
 FLOOR = 1.0  # of variances in the whitening, in means of them: what z hardly does costs weights that round badly
@@ -211,21 +211,21 @@ def steps_of(
 def bidiagonalise(problem: Linearised, steps: int) -> tuple[Tensor, Tensor, float]:
     """(V [k, P, d, D], L [k + 1, k] float64, ‖R‖) with AV = UL and R = ‖R‖ u₁; k < `steps` where that is all."""
     norm = float(problem.residual.norm())
-    basis: list[Tensor] = []
     diagonal: list[float] = []
     below: list[float] = []
     u = problem.residual / norm if norm > 0 else problem.residual
     v = problem.adjoint(u)
     least = torch.finfo(v.dtype).eps * float(v.norm())
-    while len(basis) < steps:
+    V = v.new_empty(steps, *v.shape)
+    while len(diagonal) < steps:
         for _ in range(2):  # orthogonal to those before, up to rounding
-            for known in basis:
+            for known in V[: len(diagonal)]:
                 v = v - (known * v).sum() * known
         alpha = float(v.norm())
         if not alpha > least:
             break
         v = v / alpha
-        basis.append(v)
+        V[len(diagonal)] = v
         u = problem.apply(v) - alpha * u
         beta = float(u.norm())
         diagonal.append(alpha)
@@ -234,7 +234,7 @@ def bidiagonalise(problem: Linearised, steps: int) -> tuple[Tensor, Tensor, floa
             break
         u = u / beta
         v = problem.adjoint(u) - beta * v
-    L = torch.zeros(len(basis) + 1, len(basis), dtype=torch.float64, device=u.device)
+    L = torch.zeros(len(diagonal) + 1, len(diagonal), dtype=torch.float64, device=u.device)
     L.diagonal()[:] = torch.tensor(diagonal, dtype=torch.float64)
     L[1:].diagonal()[:] = torch.tensor(below, dtype=torch.float64)
-    return torch.stack(basis) if basis else v.new_zeros(0, *v.shape), L, norm
+    return V[: len(diagonal)], L, norm

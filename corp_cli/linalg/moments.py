@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -55,9 +56,14 @@ def add_upper_gram(total: Tensor, x: Tensor) -> None:
         total[start : start + step, start:].add_(product.to(total.device))
 
 
-def symmetric(upper: Tensor) -> Tensor:
-    """The symmetric matrix with this upper triangle; what lies below is not read."""
-    return upper.triu() + upper.triu(1).T
+def symmetric(square: Tensor) -> Tensor:
+    """`square` [d, d] itself, its upper triangle now below too: panel by panel, since a second one may not fit."""
+    step = max(64, -(-len(square) // PANELS))
+    for start in range(0, len(square), step):
+        rows = slice(start, start + step)
+        square[rows, rows] = square[rows, rows].triu() + square[rows, rows].triu(1).T
+        square[start + step :, rows] = square[rows, start + step :].T
+    return square
 
 
 class RunningMoments:
@@ -92,7 +98,7 @@ class RunningMoments:
 
     def joined(self, other: RunningMoments) -> RunningMoments:
         """Those of both streams."""
-        both = RunningMoments(len(self.mean), self.mean.device)
+        both = copy.copy(self)
         both.count, both.weight = self.count + other.count, self.weight + other.weight
         delta, share = other.mean - self.mean, other.weight / both.weight
         both.mean = self.mean + share * delta
@@ -101,7 +107,11 @@ class RunningMoments:
 
     def result(self) -> Moments:
         """The moments of everything taken in so far."""
-        return Moments(self.count, self.mean.clone(), symmetric(self.scatter) / self.weight)
+        return Moments(self.count, self.mean.clone(), symmetric(self.scatter / self.weight))
+
+    def final(self) -> Moments:
+        """The same in the place of the sums, which take in nothing more: there may be no room for both."""
+        return Moments(self.count, self.mean, symmetric(self.scatter.div_(self.weight)))
 
 
 def diagonal_blocks(covariance: Tensor, size: int) -> Tensor:

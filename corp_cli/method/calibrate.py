@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,10 @@ from corp_cli.linalg.moments import RunningMoments
 from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
 from corp_cli.models.blocks import Block
 from corp_cli.models.kinds import watch_rows
+from corp_cli.models.offload import HOST, kept_in, visit
+from corp_cli.models.streams import through, tokens
 from corp_cli.runtime import console
+from corp_cli.runtime.scratch import Keep, on_host
 
 
 class RunningLogits:
@@ -69,6 +73,11 @@ class RunningLogits:
         )
 
 
+def statistics_device(model: nn.Module) -> torch.device:
+    """Where statistics of all blocks are kept: with the model, or on the host where its blocks are there."""
+    return HOST if kept_in(model) else accumulation_device(next(model.parameters()).device)
+
+
 def accumulation_device(device: torch.device) -> torch.device:
     """Where float64 sums are kept: with the model, or on the CPU where the device has no float64."""
     return torch.device("cpu") if device.type == "mps" else device
@@ -83,8 +92,8 @@ class Calibration:
         self.sums: list[dict[str, Any]] = [_empty_sums(block, groups, home) for block in blocks]
 
     @torch.inference_mode()
-    def add(self, images: Tensor) -> None:
-        """Run the dense model on images [B, C, H, W] and take in what its blocks compute."""
+    def add(self, images: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Run the dense model on images [B, C, H, W], or `forward` on what that takes; take in what blocks compute."""
         handles = []
         for block, sums in zip(self.blocks, self.sums, strict=True):
             for name, path in (("hidden", f"{block.mlp}.fc2"), ("head_output", f"{block.attn}.proj")):
@@ -94,7 +103,7 @@ class Calibration:
             if "logits" in sums:
                 handles.append(watch_rows(self.model.get_submodule(block.attn), sums["logits"].add))
         try:
-            self.model(images)
+            return (forward or self.model)(images)
         finally:
             for handle in handles:
                 handle.remove()
@@ -130,13 +139,37 @@ def _take_input(running: RunningMoments) -> Callable[..., None]:
 
 
 def calibrate(
-    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], groups: frozenset[str]
+    model: nn.Module,
+    blocks: tuple[Block, ...],
+    batches: Iterable[Tensor],
+    groups: frozenset[str],
+    keep: Keep = on_host,
 ) -> Statistics:
-    """Statistics of every block over all images of `batches` [B, C, H, W], for the groups that will be pruned."""
+    """Statistics of every block over all images of `batches` [B, C, H, W], for the groups that will be pruned.
+
+    Where blocks stay on the host, all images go through one before the next, and wait where `keep` puts them.
+    """
+    if kept_in(model):
+        return calibrate_by_block(model, blocks, batches, groups, keep)
     calibration = Calibration(model, blocks, groups)
     for images in batches:
         calibration.add(images)
     return calibration.result()
+
+
+@torch.inference_mode()
+def calibrate_by_block(
+    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], groups: frozenset[str], keep: Keep
+) -> Statistics:
+    """The same with one block, its statistics and one batch on the device at a time."""
+    stream, found = [keep(tokens(model, images)) for images in batches], []
+    device, home = next(model.parameters()).device, statistics_device(model)
+    for block in console.track(visit(blocks, model), "measure", len(blocks)):
+        calibration = Calibration(model, (block,), groups)
+        for i, x in enumerate(stream):
+            stream[i] = keep(calibration.add(x.to(device), partial(through, model, block)))
+        found.append(calibration.result()[0].to(home))
+    return tuple(found)
 
 
 def require_finite(block: Block, statistics: BlockStatistics) -> None:

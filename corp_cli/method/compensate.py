@@ -24,10 +24,12 @@ from corp_cli.linalg.ridge import (
     no_prediction,
     refit,
 )
+from corp_cli.method.calibrate import accumulation_device
 from corp_cli.method.keep import KeptUnits
 from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import AttentionWeights, Block, BlockWeights, MlpWeights
+from corp_cli.models.offload import visit
 from corp_cli.runtime import console
 
 
@@ -263,9 +265,10 @@ def compensate(
     """A copy of `model` cut to `kept` and compensated block by block, with each group's reconstruction error."""
     pruned = copy.deepcopy(model)
     errors = []
-    every = zip(blocks, statistics, kept, strict=True)
+    home = accumulation_device(next(model.parameters()).device)
+    every = zip(visit(blocks, model, pruned), statistics, kept, strict=True)
     for block, found, units in console.track(every, "compensate", len(blocks)):
-        weights, error = compensate_block(block_weights(model, block), found, units, cfg)
+        weights, error = compensate_block(block_weights(model, block), found.to(home), units, cfg)
         replace_block(pruned, block, weights)
         errors.append(error)
     return pruned.eval(), tuple(errors)

@@ -28,8 +28,10 @@ RIDGES = (0.01, 0.1, 1.0)  # λ, of which every round takes the best
 ROUNDS = 6
 
 
-def fit_mlp(weights: MlpWeights, units: Units, sample: Sample, cfg: CompensationConfig) -> tuple[MlpWeights, Fit]:
-    """`weights` with fc1 and fc2 refitted by Gauss-Newton to the tokens of images that are not kept aside."""
+def fit_mlp(
+    weights: MlpWeights, units: Units, sample: Sample, cfg: CompensationConfig, device: torch.device
+) -> tuple[MlpWeights, Fit]:
+    """`weights` with fc1 and fc2 refitted by Gauss-Newton, on `device`, to tokens of images that are not kept aside."""
     z, y, counted, aside = map(torch.cat, zip(*sample.tokens, strict=True))
     width, biased = z.shape[1], weights.fc1_bias[0] is not None
     first = torch.stack(weights.fc1)
@@ -37,8 +39,11 @@ def fit_mlp(weights: MlpWeights, units: Units, sample: Sample, cfg: Compensation
         biases = torch.stack([bias for bias in weights.fc1_bias if bias is not None])
         first, z = torch.cat([first, biases[..., None]], -1), torch.cat([z, torch.ones_like(z[:, :1])], 1)
     bias = weights.fc2.new_zeros(len(weights.fc2)) if weights.fc2_bias is None else weights.fc2_bias
-    start = Layers(first.to(z), weights.fc2.to(z), bias.to(z))
-    fitted, others = (Tokens(z[part], y[part], counted[part] / counted[part].sum()) for part in (~aside, aside))
+    start = Layers(*(part.to(device, z.dtype) for part in (first, weights.fc2, bias)))
+    fitted, others = (
+        Tokens(z[part].to(device), y[part].to(device), (counted[part] / counted[part].sum()).to(device))
+        for part in (~aside, aside)
+    )
     found, fit = gauss_newton(start, units, fitted, others, RIDGES, ROUNDS, cfg.ridge)
     if not fit.rounds:
         return weights, fit
@@ -52,7 +57,7 @@ def fit_block(
     stream: Stream, pruned: nn.Module, block: Block, weights: MlpWeights, sample: Sample, cfg: CompensationConfig
 ) -> Fit:
     """Put `weights`, refitted, into a block of `pruned`; all tokens of all images fit the final fc2."""
-    fitted, fit = fit_mlp(weights, hidden_units(pruned, block), sample, cfg)
+    fitted, fit = fit_mlp(weights, hidden_units(pruned, block), sample, cfg, stream.device)
     replace_mlp(pruned, block, fitted)
     cut = sublayers(pruned, block)[1]
     moments = joint_moments(stream, cut, observe_cut(stream, cut, sample.targets)).every

@@ -22,8 +22,10 @@ from corp_cli.method.statistics import BlockStatistics
 from corp_cli.method.stream import Stream, advance_dense, enter_block, start_streams
 from corp_cli.models.adapter import attention_weights, blocks_of, mlp_weights, replace_attention
 from corp_cli.models.blocks import Block
+from corp_cli.models.offload import visit
 from corp_cli.models.streams import sublayers
 from corp_cli.runtime import console
+from corp_cli.runtime.scratch import Keep, on_host
 
 
 def refits(cfg: CompensationConfig) -> bool:
@@ -41,18 +43,19 @@ def fit_every_block(
     batches: Iterable[Tensor],
     cfg: CompensationConfig,
     seed: int,
+    keep: Keep = on_host,
 ) -> tuple[nn.Module, Errors]:
     """A copy of `pruned` in which all values and MLPs that were cut are refitted; `errors` with what came of it."""
     pruned, found = copy.deepcopy(pruned), [dict(error) for error in errors]
-    stream = start_streams(dense, blocks, batches, cfg, seed)
+    stream = start_streams(dense, blocks, batches, cfg, seed, keep)
     several, cut = sum(map(len, stream.dense)) > 1, blocks_of(pruned)
-    for i, block in enumerate(console.track(blocks, "refit", len(blocks))):
+    for i, block in enumerate(console.track(visit(blocks, dense, pruned), "refit", len(blocks))):
         enter_block(stream, dense, block)
         attention, mlp = sublayers(dense, block)
         stream.pruned = list(stream.dense)  # x̂ = x
         attn, units = kept[i].attn, kept[i].mlp
         if attn is not None and attn.vo.shape[1] < block.sizes.vo and cfg.vo == "reduced_rank" and several:
-            targets = [seen.target.cpu() for seen in observe(stream, attention, cfg)]
+            targets = [stream.keep(seen.target) for seen in observe(stream, attention, cfg)]
             fits = fit_attention(stream, dense, pruned, block, cut[i], attn.heads, targets, cfg, seed + i)
             found[i]["vo"] = replace(found[i]["vo"], fits=fits)
         else:
@@ -90,10 +93,11 @@ def fit_cut_mlp(
     stream: Stream, dense: nn.Module, pruned: nn.Module, block: Block, units: Tensor, cfg: CompensationConfig, seed: int
 ) -> Fit:
     """Refit the MLP of a block of `pruned`, of which `units` are left; meanwhile x advances past the dense one."""
-    mlp, sample = sublayers(dense, block)[1], Sample(cfg.fit_tokens, seed)
+    mlp, sample = sublayers(dense, block)[1], Sample(cfg.fit_tokens, seed, stream.keep)
     joint = joint_moments(stream, mlp, sampled(observe(stream, mlp, cfg), sum(map(len, stream.dense)), sample))
     require_finite(block, BlockStatistics(hidden=joint.every))
     weights = mlp_weights(pruned, block)
     outputs = mlp.output.in_features + torch.arange(mlp.output.out_features)
     how = with_ridge(weights.fc2, joint, cfg, torch.cat([units.cpu(), outputs]).to(weights.fc2.device))
+    del joint  # there may be no room for it beside the tokens
     return fit_block(stream, pruned, block, weights, sample, how)

@@ -69,7 +69,7 @@ def observe(stream: Stream, branch: Sublayer, cfg: CompensationConfig) -> Iterat
             own = branch.branch(batch.x_hat, batch.sizes)
         given, wanted = branch.split(branch.pre(batch.x_hat)), target(branch, batch, on_dense, own, cfg)
         yield Seen(given, inputs[0], wanted, *counted(stream, batch, branch))
-        stream.dense[batch.index] = branch.added(batch.x, on_dense).cpu()
+        stream.dense[batch.index] = stream.keep(branch.added(batch.x, on_dense))
 
 
 def observe_attention(
@@ -84,7 +84,7 @@ def observe_attention(
             if logits is not None:
                 logits.add(rows[0], seen.weights)
             outputs.add(seen.inputs.flatten(0, -2), seen.weights.flatten())
-            targets.append(seen.target.cpu())
+            targets.append(stream.keep(seen.target))
     return BlockStatistics(logits=None if logits is None else logits.result(), head_output=outputs.result()), targets
 
 
@@ -118,9 +118,9 @@ def joint_moments(stream: Stream, branch: Sublayer, every: Iterable[Seen]) -> Jo
             if len(x):
                 moments.add(x, weights)
     if not aside.count or not fitted.count:
-        found = (fitted if fitted.count else aside).result()
+        found = (fitted if fitted.count else aside).final()
         return Joint(found, found, None)
-    return Joint(fitted.joined(aside).result(), fitted.result(), aside.result())
+    return Joint(fitted.joined(aside).final(), fitted.final(), aside.final())
 
 
 def with_ridge(

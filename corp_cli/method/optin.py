@@ -28,7 +28,7 @@ from corp_cli.models.blocks import Block
 from corp_cli.models.streams import enter, head, input_of, sublayers, through, tokens
 from corp_cli.models.sublayers import Sublayer
 from corp_cli.runtime import console
-from corp_cli.runtime.memory import free_memory
+from corp_cli.runtime.memory import room_of
 
 Losses = dict[str, Tensor]  # group → the two terms for every unit, [2, units] float64: relations, KL per image
 COPIES = 32  # of a stream, that a pass through a block takes at its peak
@@ -64,7 +64,7 @@ def trajectory_losses(
     from it, and others are added to it.
     """
     x = torch.cat([tokens(model, images) for images in batches])
-    at_once = max(1, min(at_once, free_memory(x.device) // 2 // (COPIES * x.numel() * x.element_size())))
+    at_once = max(1, min(at_once, room_of(x.device) // (COPIES * x.numel() * x.element_size())))
     outputs = [x]
     for block in blocks:
         outputs.append(through(model, block, outputs[-1]))

@@ -12,9 +12,11 @@ from corp_cli.config.prune import RankerConfig
 from corp_cli.linalg.masks import input_gram, representatives
 from corp_cli.linalg.moments import Moments, diagonal_blocks
 from corp_cli.linalg.obs import removal_order
+from corp_cli.method.calibrate import accumulation_device
 from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights
 from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
+from corp_cli.models.offload import visit
 from corp_cli.runtime import console
 
 CONSTANT = 1e-6  # of the mean: deviations below it are the rounding of float32
@@ -227,8 +229,9 @@ def rank(
     sizes: tuple[Sizes, ...] | None = None,
 ) -> tuple[Scores, ...]:
     """Scores of every block; sizes: those that will be kept, where that does not depend on the scores."""
-    every = zip(blocks, statistics, sizes or [None] * len(blocks), strict=True)
+    every = zip(visit(blocks, model), statistics, sizes or [None] * len(blocks), strict=True)
+    home = accumulation_device(next(model.parameters()).device)
     return tuple(
-        rank_block(block_weights(model, block), found, block, groups, cfg, replace(args, block=i, kept=kept))
+        rank_block(block_weights(model, block), found.to(home), block, groups, cfg, replace(args, block=i, kept=kept))
         for i, (block, found, kept) in enumerate(console.track(every, "rank", len(blocks)))
     )

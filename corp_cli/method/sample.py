@@ -9,17 +9,20 @@ import torch
 from torch import Tensor
 
 from corp_cli.method.observe import Seen
+from corp_cli.runtime.scratch import Keep, on_host
 
 
 @dataclass
 class Sample:
     """Tokens of a branch, as many as `count`, drawn by `seed`, and its targets [B, ..., O] on every batch, on the host.
 
+    keep: where targets wait.
     Filled by `sampled`: inputs z [k, D], targets y [k, O], how often each counts, and whether its image is kept aside.
     """
 
     count: int
     seed: int
+    keep: Keep = on_host
     tokens: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
     targets: list[Tensor] = field(default_factory=list)
 
@@ -29,8 +32,9 @@ def sampled(every: Iterable[Seen], images: int, sample: Sample | None) -> Iterat
     generator = torch.Generator().manual_seed(sample.seed if sample else 0)
     for seen in every:
         if sample:
-            sample.tokens.append(draw(seen, sample.count / images, generator))
-            sample.targets.append(seen.target.cpu())
+            z, y, weights, aside = draw(seen, sample.count / images, generator)
+            sample.tokens.append((z.cpu(), y.cpu(), weights.cpu(), aside.cpu()))
+            sample.targets.append(sample.keep(seen.target))
         yield seen
 
 

@@ -33,8 +33,10 @@ from corp_cli.method.statistics import BlockStatistics
 from corp_cli.method.stream import Stream, advance_dense, advance_merging, advance_pruned, enter_block, start_streams
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import AttentionWeights, Block, Sizes
+from corp_cli.models.offload import visit
 from corp_cli.models.streams import sublayers
 from corp_cli.runtime import console
+from corp_cli.runtime.scratch import Keep, on_host
 
 
 class Progress(Protocol):
@@ -61,18 +63,19 @@ def compensate_sequentially(
     cfg: CompensationConfig,
     args: RankerArgs,
     progress: Progress | None = None,
+    keep_tokens: Keep = on_host,
 ) -> tuple[nn.Module, Errors]:
     """A copy of `dense` cut to `sizes`, each block ranked and compensated on the stream of those before it.
 
     That stream merges merge[i] tokens in block i (none: an empty tuple); the copy does not yet. Blocks that `progress`
-    holds are taken from it, and others are added to it.
+    holds are taken from it, and others are added to it; tokens wait where `keep_tokens` puts them.
     """
     pruned = copy.deepcopy(dense)
     seed = args.generator.initial_seed()
-    stream = start_streams(dense, blocks, batches, cfg, seed)
+    stream = start_streams(dense, blocks, batches, cfg, seed, keep_tokens)
     images = sum(map(len, stream.dense))
     every: list[dict[str, GroupError]] = []
-    for i, block in enumerate(console.track(blocks, "compensate", len(blocks))):
+    for i, block in enumerate(console.track(visit(blocks, dense, pruned), "compensate", len(blocks))):
         enter_block(stream, dense, block)
         args = replace(args, block=i)
         attention, mlp = sublayers(dense, block)
@@ -93,6 +96,8 @@ def compensate_sequentially(
             how = with_ridge(attn.proj.flatten(1), joint, cfg)
             attn = refit_attention(stream, pruned, block, attn, joint, kept, targets, how, seed + i, errors)
             replace_attention(pruned, block, attn)
+            del statistics, targets, joint, attn, cut  # there may be no room for both halves of a block at a time
+            weights = replace(weights, attn=None)
         else:
             advance_dense(stream, attention)
         if merge and merge[i] > 0:
@@ -102,7 +107,7 @@ def compensate_sequentially(
 
         if known is None and weights.mlp is not None:
             fits = cfg.mlp == "gauss_newton" and images > 1 and sizes[i].mlp < block.sizes.mlp
-            sample = Sample(cfg.fit_tokens, seed + i) if fits else None
+            sample = Sample(cfg.fit_tokens, seed + i, stream.keep) if fits else None
             joint = joint_moments(stream, mlp, sampled(observe(stream, mlp, cfg), images, sample))
             require_finite(block, BlockStatistics(hidden=joint.every))
             how = with_ridge(weights.mlp.fc2, joint, cfg)
@@ -110,12 +115,14 @@ def compensate_sequentially(
             fc2, bias = refit(weights.mlp.fc2, moments, how.ridge)
             refitted = replace(weights.mlp, fc2=fc2, fc2_bias=bias)
             hidden = select_moments(moments, torch.arange(mlp.output.in_features, device=moments.mean.device))
+            del joint, moments  # they are the largest tensors of the run
             found, by_mlp = BlockStatistics(hidden=hidden), replace(weights, mlp=refitted)
             known_size = replace(args, kept=sizes[i], ridge_lambda=how.ridge)
             units = keep(rank_block(by_mlp, found, block, groups & {"mlp"}, ranker, known_size), block, sizes[i]).mlp
             if units is not None:
                 refitted, errors["mlp"] = compensate_mlp(refitted, hidden, units, how)
             replace_mlp(pruned, block, refitted)
+            del hidden, found, by_mlp
             if sample and units is not None:
                 fit = fit_block(stream, pruned, block, refitted, sample, how)
                 errors["mlp"] = replace(errors["mlp"], fits=(fit,))

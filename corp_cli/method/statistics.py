@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from corp_cli.linalg.moments import Moments
@@ -31,6 +33,14 @@ class BlockStatistics:
     hidden: Moments | None = None  # input of mlp.fc2
     logits: LogitStatistics | None = None
     head_output: Moments | None = None  # input of attn.proj, heads side by side
+
+    def to(self, device: torch.device) -> BlockStatistics:
+        """The same on `device`."""
+        return BlockStatistics(*(part and _moved(part, device) for part in vars(self).values()))
+
+
+def _moved(part: Any, device: torch.device) -> Any:
+    return replace(part, **{name: item.to(device) for name, item in vars(part).items() if isinstance(item, Tensor)})
 
 
 Statistics = tuple[BlockStatistics, ...]  # one per block, first to last

@@ -15,6 +15,7 @@ from corp_cli.models.blocks import Block
 from corp_cli.models.streams import enter, read_tokens, through, tokens
 from corp_cli.models.sublayers import Sublayer
 from corp_cli.models.token_block import mean_keys, prefix_tokens
+from corp_cli.runtime.scratch import Keep, on_host
 
 ASIDE = 10
 
@@ -26,7 +27,7 @@ class Stream:
     weights: how often each token counts at the output of each block, [L, B, N] per batch; None: every token once.
     members: in which token of x̂ [B, n, D] each of x [B, N, D] was merged, [B, N] per batch; None: none was merged yet.
     aside: which images of each batch are kept aside, [B] bool per batch: their errors choose between fits.
-    device: where batches are worked on. block: the index of the block at hand.
+    device: where batches are worked on. keep: where they wait. block: the index of the block at hand.
     """
 
     dense: list[Tensor]
@@ -35,6 +36,7 @@ class Stream:
     members: list[Tensor | None]
     aside: list[Tensor]
     device: torch.device
+    keep: Keep = on_host
     block: int = -1
 
     def batches(self) -> Iterator[Batch]:
@@ -68,7 +70,12 @@ class Batch:
 
 
 def start_streams(
-    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], cfg: CompensationConfig, seed: int = 0
+    model: nn.Module,
+    blocks: tuple[Block, ...],
+    batches: Iterable[Tensor],
+    cfg: CompensationConfig,
+    seed: int = 0,
+    keep: Keep = on_host,
 ) -> Stream:
     """The input of the first block, and the weights of its tokens, for every batch of images.
 
@@ -79,14 +86,14 @@ def start_streams(
     weights: list[Tensor | None] = []
     for images in batches:
         x = tokens(model, images)
-        found.append(x.cpu())
+        found.append(keep(x))
         sequence = x.ndim == 3
         weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu() if sequence else None)
     sizes = [len(x) for x in found]
     chooses = cfg.mlp == "gauss_newton" or cfg.vo == "reduced_rank" or cfg.ridge_lambda is None
     aside = kept_aside(sum(sizes), seed) if chooses else torch.zeros(sum(sizes), dtype=torch.bool)
     device = next(model.parameters()).device
-    return Stream(found, list(found), weights, [None] * len(found), list(aside.split(sizes)), device)
+    return Stream(found, list(found), weights, [None] * len(found), list(aside.split(sizes)), device, keep)
 
 
 def kept_aside(count: int, seed: int) -> Tensor:
@@ -104,20 +111,21 @@ def enter_block(stream: Stream, dense: nn.Module, block: Block) -> None:
     """Both streams become the input of `block`, the next one."""
     stream.block += 1
     for batch in stream.batches():
-        both = (enter(dense, block, t).cpu() for t in (batch.x, batch.x_hat))
+        both = (stream.keep(enter(dense, block, t)) for t in (batch.x, batch.x_hat))
         stream.dense[batch.index], stream.pruned[batch.index] = both
 
 
 def advance_dense(stream: Stream, branch: Sublayer) -> None:
     """x ← what comes out behind the dense branch."""
     for batch in stream.batches():
-        stream.dense[batch.index] = branch.added(batch.x, branch.branch(batch.x)).cpu()
+        stream.dense[batch.index] = stream.keep(branch.added(batch.x, branch.branch(batch.x)))
 
 
 def advance_pruned(stream: Stream, branch: Sublayer) -> None:
     """x̂ ← what comes out behind the pruned branch."""
     for batch in stream.batches():
-        stream.pruned[batch.index] = branch.added(batch.x_hat, branch.branch(batch.x_hat, batch.sizes)).cpu()
+        x_hat = branch.added(batch.x_hat, branch.branch(batch.x_hat, batch.sizes))
+        stream.pruned[batch.index] = stream.keep(x_hat)
 
 
 def advance_merging(stream: Stream, branch: Sublayer, pruned: nn.Module, block: Block, count: int) -> None:
@@ -129,7 +137,7 @@ def advance_merging(stream: Stream, branch: Sublayer, pruned: nn.Module, block: 
         sizes = x_hat.new_ones(*x_hat.shape[:2], 1) if batch.sizes is None else batch.sizes
         both, _ = merge_tokens(torch.cat([x_hat, mean], -1), keys, sizes, prefix_tokens(pruned), count)
         merged, mean = both.split([x_hat.shape[-1], mean.shape[-1]], -1)
-        stream.pruned[batch.index], stream.members[batch.index] = merged.cpu(), mean.argmax(1).short().cpu()
+        stream.pruned[batch.index], stream.members[batch.index] = stream.keep(merged), mean.argmax(1).short().cpu()
 
 
 # --- how often each token counts ------------------------------------------------------------------------------

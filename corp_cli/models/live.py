@@ -6,9 +6,11 @@ built with, so they are read off it, and the copy that is built by them has to p
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -102,12 +104,17 @@ def _last_block(model: nn.Module) -> Any:
     return model.get_submodule(block_names(model)[-1])
 
 
-def live_model(model: nn.Module, name: str | None, args: dict[str, Any], data: DataConfig) -> LoadedModel:
+def live_model(
+    model: nn.Module, name: str | None, args: dict[str, Any], data: DataConfig, shared: bool = False
+) -> LoadedModel:
     """A copy of `model` in float32, in eval mode on the CPU, built anew by timm; `model` stays as it is.
 
     name, args: how timm builds it, as far as the caller knows; the rest is read off it. `data` overrides its own
-    preprocessing. Raises CorpError for a model that corp cannot prune, or that timm builds otherwise.
+    preprocessing. shared: a model of timm is not built anew, so that of timm only the shapes are compared; it has the
+    very tensors of `model`, in their dtype. Raises CorpError for a model that corp cannot prune, or that timm builds
+    otherwise.
     """
+    shared = shared and not is_transformers(model)
     require_one_kind(model)
     require_finite(model)
     if is_transformers(model):
@@ -116,13 +123,14 @@ def live_model(model: nn.Module, name: str | None, args: dict[str, Any], data: D
         blocks_of(model)
         timm_name = name or name_of(model)
         args, own, state = {**read_args(model, timm_name, args), **args}, {}, state_tensors(model)
-    copy: Any = _rebuilt(model, timm_name, args, state)
-    copy.pretrained_cfg = {**copy.pretrained_cfg, **(getattr(model, "pretrained_cfg", None) or {})}
-    spec = spec_of(copy, timm_name, args, own)
-    spec = replace(spec, data=with_overrides(spec.data, data, copy))
-    put_own_cfg(copy, spec.data)
-    require_same_outputs(model, copy, spec)
-    return LoadedModel(name or timm_name, copy, spec)
+    twin: Any = _sharing(model, timm_name, args, state) if shared else _rebuilt(model, timm_name, args, state)
+    twin.pretrained_cfg = {**twin.pretrained_cfg, **(getattr(model, "pretrained_cfg", None) or {})}
+    spec = spec_of(twin, timm_name, args, own)
+    spec = replace(spec, data=with_overrides(spec.data, data, twin))
+    put_own_cfg(twin, spec.data)
+    if not shared:
+        require_same_outputs(model, twin, spec)
+    return LoadedModel(name or timm_name, twin, spec)
 
 
 def require_one_kind(model: nn.Module) -> None:
@@ -179,19 +187,39 @@ def _read(key: str, model: nn.Module) -> tuple[Any, ...]:
 
 def _rebuilt(model: nn.Module, name: str, args: dict[str, Any], state: dict[str, Tensor]) -> nn.Module:
     """What timm builds as `name`, with the weights `state` of `model` in float32."""
+    with torch.random.fork_rng(devices=[]):
+        twin = _built(model, name, args, state, build)
+    twin.load_state_dict(state)
+    return twin.float().eval()
+
+
+def _sharing(model: nn.Module, name: str, args: dict[str, Any], state: dict[str, Tensor]) -> nn.Module:
+    """A module of its own with the tensors of `model`, which has the shapes of what timm builds as `name`."""
+    _built(model, name, args, state, lambda name, args: skeleton(ModelSpec(name, args, {})))
+    tensors = chain(model.parameters(), model.buffers())
+    memo = {id(t): nn.Parameter(t.data, t.requires_grad) if isinstance(t, nn.Parameter) else t.data for t in tensors}
+    return copy.deepcopy(model, memo).eval()
+
+
+def _built(
+    model: nn.Module,
+    name: str,
+    args: dict[str, Any],
+    state: dict[str, Tensor],
+    make: Callable[[str, dict[str, Any]], nn.Module],
+) -> nn.Module:
+    """What `make` makes of `name` and `args`, which takes the weights `state` of `model`."""
     kind = type(model).__name__
     try:
-        with torch.random.fork_rng(devices=[]):
-            copy = build(name, args, pretrained=False)
+        twin = make(name, args)
     except CorpError:
         raise
     except Exception as error:
         why = " ".join(str(error).split())[:200]
         raise CorpError(f"timm cannot build the {kind} as {name} with {args} ({why}); {SAY_SO}.") from error
-    if wrong := misfits(copy, state):
+    if wrong := misfits(twin, state):
         raise CorpError(f"The {kind} is not what timm builds as {name} with {args}: {wrong}; {SAY_SO}.")
-    copy.load_state_dict(state)
-    return copy.float().eval()
+    return twin
 
 
 # --- whether it is the same -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -22,6 +22,7 @@ from corp_cli.errors import CorpError
 from corp_cli.images.sources import expand
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.huggingface import PREFIX, read_transformers
+from corp_cli.models.offload import kept_in
 from corp_cli.models.preprocess import put_own_cfg, with_overrides
 from corp_cli.models.spec import DATA_KEYS, LOADING_ARGS, ModelSpec
 from corp_cli.models.state_dict import fit_state_dict, read_state_dict, weights_in
@@ -247,11 +248,33 @@ def skeleton(spec: ModelSpec) -> nn.Module:
         return build(spec.name, spec.args).eval()
 
 
+def filled(model: nn.Module, spec: ModelSpec, change: Callable[[nn.Module], None] | None = None) -> nn.Module:
+    """A skeleton of `spec`, which `change` made what it is, on the CPU: its state yet to be read, the rest computed.
+
+    Where timm cannot compute what is no part of the state in place, all is built anew.
+    """
+    computed = [module for module in model.modules() if module._non_persistent_buffers_set]
+    if all(hasattr(module, "init_non_persistent_buffers") for module in computed):
+        model.to_empty(device="cpu")
+        for module in computed:
+            cast(Any, module).init_non_persistent_buffers()
+        return model
+    dtype = next(parameter.dtype for parameter in model.parameters())
+    model = build(spec.name, spec.args).eval()
+    if change:
+        change(model)
+    return model.to(dtype)
+
+
 def parameters(model: nn.Module) -> int:
     """Number of parameters."""
     return sum(p.numel() for p in model.parameters())
 
 
 def state_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict as contiguous CPU tensors."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    """The state dict as contiguous CPU tensors, weights in the dtype in which the model is kept."""
+    weights, dtype = dict(model.named_parameters()), kept_in(model)
+    return {
+        name: tensor.detach().to("cpu", dtype if name in weights else None).contiguous()
+        for name, tensor in model.state_dict().items()
+    }

@@ -54,7 +54,7 @@ def tokens(model: nn.Module, images: Tensor) -> Tensor:
         found.append(args[0])
         raise _ReachedError
 
-    handle = model.get_submodule(block_names(model)[0]).register_forward_pre_hook(stop)
+    handle = model.get_submodule(block_names(model)[0]).register_forward_pre_hook(stop, prepend=True)
     try:
         with suppress(_ReachedError):
             model(images)

@@ -11,6 +11,7 @@ from corp_cli.linalg.merging import merge_tokens, size_bias
 from corp_cli.models.adapter import block_weights, blocks_of, put_module, replace_attention
 from corp_cli.models.attention.plain import PlainAttention
 from corp_cli.models.blocks import Block
+from corp_cli.models.offload import hand_over
 from corp_cli.models.streams import read_tokens
 
 LEAST_TOKENS = 0.125  # of the patches, this fraction is not merged away
@@ -123,4 +124,5 @@ def put_token_block(model: nn.Module, block: Block, merge: int, updated_tokens: 
     """Put a TokenBlock in the place of `block`, whose attention is a PlainAttention already."""
     module = model.get_submodule(block.name)
     new = TokenBlock(module, prefix_tokens(model), merge, updated_tokens, last)
+    hand_over(module, new)
     put_module(model, block.name, new.train(module.training))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -68,9 +70,22 @@ def halving_batches(work: Callable[[Config], T], cfg: Config, name: str) -> T:
         release()
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that work on `device` may take: those free on CUDA; elsewhere 1 GiB, as more makes it no faster."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**30
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a CUDA device has left; None of others, which share the memory of the host."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+def free_host_memory() -> int | None:
+    """Bytes that processes can still take, as Linux sees it; None on other systems."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    return None
+
+
+def room_of(device: torch.device) -> int:
+    """Bytes that work done many times over at once may take: half of those free on CUDA; elsewhere 512 MiB."""
+    return (free_memory(device) or 2**30) // 2
 
 
 def release() -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import corp_cli
 from corp_cli.cli.main import main
+from corp_cli.commands.push import SHARDS
 from corp_cli.files.checkpoint import load_pruned
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.runtime import hub
@@ -173,7 +174,8 @@ def test_uploaded_in_one_commit_private_unless_asked(
     assert sorted(uploads.sent) == ALL
     assert uploads.sent["model.safetensors"] == checkpoint.read_bytes()
     assert uploads.told["repo_id"] == "me/small"
-    assert uploads.told["allow_patterns"] == ALL
+    assert {*ALL, *SHARDS} == {*uploads.told["allow_patterns"]}
+    assert {"model.safetensors", *SHARDS} < {*uploads.told["delete_patterns"]}  # of whichever kind was pushed before
     assert [path.name for path in Path().iterdir()] == ["here"]
     assert push("private=false", "folder=kept") == 0
     assert uploads.made[1] == ("me/small", False)

@@ -8,10 +8,11 @@ from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConf
 from corp_cli.method.calibrate import calibrate
 from corp_cli.method.compensate import Errors, compensate
 from corp_cli.method.fit_one_shot import fit_every_block, refits
-from corp_cli.method.keep import keep
+from corp_cli.method.keep import keep as keep_units
 from corp_cli.method.rank import RankerArgs, rank
 from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.models.adapter import blocks_of
+from corp_cli.runtime.scratch import Keep, on_host
 from corp_cli.sizes.uniform import check_supported, uniform_sizes
 
 
@@ -22,6 +23,7 @@ def repaired(
     sparsity: SparsityConfig,
     cfg: CompensationConfig,
     ranker: RankerConfig | None = None,
+    keep: Keep = on_host,
 ) -> tuple[nn.Module, Errors]:
     """`model` cut to uniform sizes and repaired on the images x, `batch` at a time, with the errors of every block."""
     blocks, ranker, args = blocks_of(model), ranker or RankerConfig(), RankerArgs.seeded(0, cfg.ridge)
@@ -29,9 +31,11 @@ def repaired(
     sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
     images = x.split(batch)
     if cfg.propagate == "sequential":
-        return compensate_sequentially(model, blocks, sizes, (), groups, images, ranker, cfg, args)
-    statistics = calibrate(model, blocks, images, groups)
+        return compensate_sequentially(model, blocks, sizes, (), groups, images, ranker, cfg, args, None, keep)
+    statistics = calibrate(model, blocks, images, groups, keep)
     scores = rank(model, blocks, statistics, groups, ranker, args, None)
-    kept = tuple(keep(*each) for each in zip(scores, blocks, sizes, strict=True))
+    kept = tuple(keep_units(*each) for each in zip(scores, blocks, sizes, strict=True))
     pruned, errors = compensate(model, blocks, statistics, kept, cfg)
-    return fit_every_block(model, pruned, blocks, kept, errors, images, cfg, 0) if refits(cfg) else (pruned, errors)
+    return (
+        fit_every_block(model, pruned, blocks, kept, errors, images, cfg, 0, keep) if refits(cfg) else (pruned, errors)
+    )

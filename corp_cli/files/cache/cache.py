@@ -20,7 +20,7 @@ from corp_cli.files.kept import DamagedError, ForeignError, Key
 from corp_cli.files.locks import in_turn
 from corp_cli.images.batches import Intake, warn_unread
 from corp_cli.images.sources import ImageSet, expand
-from corp_cli.method.calibrate import accumulation_device
+from corp_cli.method.calibrate import statistics_device
 from corp_cli.method.statistics import Statistics
 from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loaded import LoadedModel
@@ -89,7 +89,7 @@ def cached_statistics(
     path = own if key == cache.key else in_cache(cache, "statistics", key)
     with turn(cache, path, "measuring the same statistics"):
         try:
-            found = found_in(cache, path, key, lambda: read_statistics(path, accumulation_device(dense.device)))
+            found = found_in(cache, path, key, lambda: read_statistics(path, statistics_device(dense.model)))
         except ForeignError as error:
             console.warn(f"calibration.cache: {path} {error}; measuring without it.")
             return measure()
