@@ -43,6 +43,7 @@ from corp_cli.report.report import make_report, write_report
 from corp_cli.report.schema import Report
 from corp_cli.report.summary import brief, summary_html
 from corp_cli.report.track import require_trackers, track
+from corp_cli.runtime import ranks
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches
 from corp_cli.sizes.curves import Curve, damage_curves
@@ -83,6 +84,7 @@ def prune(
 
     cache: where statistics, damage curves and compensated blocks are kept and found again, besides calibration.cache.
     given: a model and images that are at hand, in place of those that `cfg` names; see corp_cli.live.prune_model.
+    Of several processes (corp_cli.runtime.ranks) the first alone has a folder and a cache; all give the same model.
     Raises CorpError for anything that the user can put right.
     """
     folder = None if output_dir is None else Path(output_dir)
@@ -92,7 +94,7 @@ def prune(
         cfg = replace(cfg, sparsity=work.sparsity)
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images
         sets = images.calibration, images.spares
-        cache = opened(cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups)
+        cache = ranks.once(opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups)
     with watch("calibrate"):
         statistics = cached_statistics(cache, work.dense, images.calibrated, lambda: measure_statistics(work, cfg))
         require_tokens(blocks, statistics, images.calibrated.good, cfg.compensation)
@@ -114,7 +116,7 @@ def prune(
     with watch("evaluate"):
         models = {"dense": dense, "uncompensated": uncompensated, "pruned": pruned}
         found, probe = halving_batches(lambda c: examine(models, work, c), cfg.evaluation, "evaluation")
-    with watch("export"):
+    with watch("export"), ranks.alone():
         manifest, files = carry_manifest(pruned, make_manifest(dense, pruned, work.dense.spec, cfg)), None
         if folder:
             export(pruned, manifest, folder, probe)
@@ -231,6 +233,7 @@ def examine(models: dict[str, nn.Module], work: Work, cfg: EvaluationConfig) -> 
     dense, images = work.dense, work.images
     probe = first_batch(images.evaluation, cfg.batch_size, dense.spec, dense.device)
     batches = tracked_batches(images.evaluation, cfg, dense.spec, dense.device, images.evaluated)
-    found = judge(models, batches, probe, cfg.throughput_batches, cfg.precision)
+    repeats = cfg.throughput_batches if ranks.leads() else 0
+    found = judge(models, batches, probe, repeats, cfg.precision, ranks.gathered)
     warn_near_chance(found.evaluations["dense"].top1, found.labelled_images, dense.spec.args["num_classes"])
     return found, probe

@@ -27,7 +27,7 @@ from corp_cli.method.keep import KeptUnits
 from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import AttentionWeights, Block, BlockWeights, MlpWeights
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,13 @@ def compensate(
     """A copy of `model` cut to `kept` and compensated block by block, with each group's reconstruction error."""
     pruned = copy.deepcopy(model)
     errors = []
-    every = zip(blocks, statistics, kept, strict=True)
-    for block, found, units in console.track(every, "compensate", len(blocks)):
-        weights, error = compensate_block(block_weights(model, block), found, units, cfg)
+
+    def solve(each: tuple[Block, BlockStatistics, KeptUnits]) -> tuple[BlockWeights, dict[str, GroupError]]:
+        block, found, units = each
+        return compensate_block(block_weights(model, block), found, units, cfg)
+
+    solved = ranks.spread(solve, zip(blocks, statistics, kept, strict=True))
+    for block, (weights, error) in zip(blocks, console.track(solved, "compensate", len(blocks)), strict=True):
         replace_block(pruned, block, weights)
         errors.append(error)
     return pruned.eval(), tuple(errors)

@@ -23,7 +23,7 @@ from corp_cli.method.stream import Stream, advance_dense, enter_block, start_str
 from corp_cli.models.adapter import attention_weights, blocks_of, mlp_weights, replace_attention
 from corp_cli.models.blocks import Block
 from corp_cli.models.streams import sublayers
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 
 
 def refits(cfg: CompensationConfig) -> bool:
@@ -45,7 +45,7 @@ def fit_every_block(
     """A copy of `pruned` in which all values and MLPs that were cut are refitted; `errors` with what came of it."""
     pruned, found = copy.deepcopy(pruned), [dict(error) for error in errors]
     stream = start_streams(dense, blocks, batches, cfg, seed)
-    several, cut = sum(map(len, stream.dense)) > 1, blocks_of(pruned)
+    several, cut = stream.images > 1, blocks_of(pruned)
     for i, block in enumerate(console.track(blocks, "refit", len(blocks))):
         enter_block(stream, dense, block)
         attention, mlp = sublayers(dense, block)
@@ -91,9 +91,9 @@ def fit_cut_mlp(
 ) -> Fit:
     """Refit the MLP of a block of `pruned`, of which `units` are left; meanwhile x advances past the dense one."""
     mlp, sample = sublayers(dense, block)[1], Sample(cfg.fit_tokens, seed)
-    joint = joint_moments(stream, mlp, sampled(observe(stream, mlp, cfg), sum(map(len, stream.dense)), sample))
+    joint = joint_moments(stream, mlp, sampled(stream, observe(stream, mlp, cfg), sample))
     require_finite(block, BlockStatistics(hidden=joint.every))
     weights = mlp_weights(pruned, block)
     outputs = mlp.output.in_features + torch.arange(mlp.output.out_features)
-    how = with_ridge(weights.fc2, joint, cfg, torch.cat([units.cpu(), outputs]).to(weights.fc2.device))
+    how = ranks.once(with_ridge, weights.fc2, joint, cfg, torch.cat([units.cpu(), outputs]).to(weights.fc2.device))
     return fit_block(stream, pruned, block, weights, sample, how)

@@ -14,7 +14,7 @@ from corp_cli.linalg.obs import removal_order
 from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights
 from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 
 CONSTANT = 1e-6  # of the mean: deviations below it are the rounding of float32
 
@@ -175,8 +175,12 @@ def rank(
     sizes: tuple[Sizes, ...] | None = None,
 ) -> tuple[Scores, ...]:
     """Scores of every block; sizes: those that will be kept, where that does not depend on the scores."""
+
+    def score(each: tuple[Block, BlockStatistics, Sizes | None]) -> Scores:
+        block, found, kept = each
+        return rank_block(block_weights(model, block), found, block, groups, cfg, replace(args, kept=kept))
+
     every = zip(blocks, statistics, sizes or [None] * len(blocks), strict=True)
-    return tuple(
-        rank_block(block_weights(model, block), found, block, groups, cfg, replace(args, kept=kept))
-        for block, found, kept in console.track(every, "rank", len(blocks))
-    )
+    if "random" in vars(cfg).values():  # one row of numbers goes through all blocks
+        return ranks.once(lambda: tuple(console.track(map(score, every), "rank", len(blocks))))
+    return tuple(console.track(ranks.spread(score, every), "rank", len(blocks)))
