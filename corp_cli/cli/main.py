@@ -196,6 +196,7 @@ def report(error: BaseException, where: str = "", hint: str = "") -> int:
         message = f"unexpected error: {type(error).__name__}: {message}; {advice}"
     if ranks.speaks():
         say(f"{where}{message}")
+        ranks.leave_word(error, message)
     if hint:
         say(hint)
     return 1 if not known else 2 if isinstance(error, CorpError) else 3

@@ -8,9 +8,11 @@ then ends the others.
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +32,10 @@ P = ParamSpec("P")
 # as ranking a wide block on a CPU.
 PATIENCE = timedelta(minutes=30)
 NAMED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # by torchrun, and others that start processes of PyTorch
+
+
+class LeftError(CorpError):
+    """Another process has ended: it is what that one says that tells why."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +102,19 @@ def leads() -> bool:
 
 def speaks() -> bool:
     """Whether this process is the first to say why the run ends; what the others have to say follows from that."""
-    store = _group.get().store
+    store, name = _group.get().store, str(rank())
     try:
-        return store is None or store.add("corp: says why", 1) == 1
+        return store is None or store.compare_set("corp: says why", "", name) == name.encode()
     except RuntimeError:  # the store has gone with its process
         return True
+
+
+def leave_word(error: BaseException, message: str) -> None:
+    """Let torchrun repeat `message` as the cause, in what it writes when all have ended."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if count() > 1 and path and not isinstance(error, LeftError):
+        with suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            json.dump({"message": message, "timestamp": int(time.time())}, file)
 
 
 def device() -> torch.device:
@@ -201,11 +215,11 @@ def spread(work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
 
 @contextmanager
 def reached() -> Iterator[None]:
-    """Raise CorpError where another process does not take part in what is exchanged in the body."""
+    """Raise LeftError where another process does not take part in what is exchanged in the body."""
     try:
         yield
     except RuntimeError as error:
-        raise CorpError(
+        raise LeftError(
             f"Another of the {count()} processes of this run has ended, and the run with it; what it or torchrun says "
             "tells why."
         ) from error
