@@ -73,6 +73,8 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     dense = given.dense if given else dense_model(cfg.model, cfg.data, cfg.seed)
     if not everything.prepared:
         console.err().print(f"corp: images are seen at {describe(dense.spec.data)}", style="dim", markup=False)
+    if ranks.count() > 1:
+        console.err().print(f"corp: {ranks.count()} processes share the images", style="dim", markup=False)
     sparsity, target = settled(cfg, dense)
     cfg = replace(cfg, sparsity=sparsity)
     groups, skipped = check_supported(dense.blocks, sparsity)

@@ -185,27 +185,33 @@ def files(folder: Path) -> list[str]:
 
 
 def said(outcomes: list[Outcome]) -> list[str]:
-    """All lines of corp."""
-    return [line for outcome in outcomes for line in outcome.err.splitlines() if line.startswith("corp: ")]
+    """All lines of corp, but that it is at work."""
+    lines = [line for outcome in outcomes for line in outcome.err.splitlines() if line.startswith("corp: ")]
+    return [line for line in lines if not re.search("images are seen at|processes share the images", line)]
 
 
 FEW = ["calibration.num_images=2", "compensation.ridge_lambda=0.1"]
 BUDGET = ["sparsity.macs=0.4", "sparsity.curve_images=16"]
 
 
+RUNS = {
+    "paper": (2, ["recipe=paper", "sparsity.joint=0.5", "sparsity.vo=0.25", "sparsity.heads=0.5"]),
+    "sequential": (2, ["sparsity.joint=0.5", "sparsity.vo=0.5", "compensation.fit_tokens=900"]),
+    "budget": (2, [*BUDGET, "sparsity.rounds=2"]),
+}
+SLOW = {
+    "random": (2, ["recipe=paper", "sparsity.joint=0.5", "ranker=random"]),
+    "few": (3, ["recipe=paper", "sparsity.joint=0.5", *FEW, "evaluation.num_images=2"]),
+    "few-sequential": (3, ["sparsity.joint=0.5", *FEW]),
+    "one-shot": (2, [*RUNS["sequential"][1], "compensation.propagate=none"]),
+    "paper-budget": (2, ["recipe=paper", *BUDGET, "sparsity.merge_tokens=false"]),
+}
+
+
 @pytest.mark.parametrize(
     ("count", "settings"),
-    [
-        (2, ["recipe=paper", "sparsity.joint=0.5", "sparsity.vo=0.25", "sparsity.heads=0.5"]),
-        (2, ["recipe=paper", "sparsity.joint=0.5", "ranker=random"]),
-        (3, ["recipe=paper", "sparsity.joint=0.5", *FEW, "evaluation.num_images=2"]),
-        (2, ["sparsity.joint=0.5", "sparsity.vo=0.5", "compensation.fit_tokens=900"]),
-        (2, ["sparsity.joint=0.5", "sparsity.vo=0.5", "compensation.propagate=none", "compensation.fit_tokens=900"]),
-        (3, ["sparsity.joint=0.5", *FEW]),
-        (2, [*BUDGET, "sparsity.rounds=2"]),
-        (2, ["recipe=paper", *BUDGET, "sparsity.merge_tokens=false"]),
-    ],
-    ids=["paper", "random", "few", "sequential", "one-shot", "few-sequential", "budget", "paper-budget"],
+    [*RUNS.values(), *(pytest.param(*run, marks=pytest.mark.slow) for run in SLOW.values())],
+    ids=[*RUNS, *SLOW],
 )
 def test_it_gives_what_one_process_gives(count: int, settings: list[str], tmp_path: Path) -> None:
     """Parts of unequal length, and a last batch that is not full; where there are fewer images, parts without any."""
@@ -213,7 +219,7 @@ def test_it_gives_what_one_process_gives(count: int, settings: list[str], tmp_pa
     single = corp(tmp_path, *argv, "hydra.run.dir=one")
     outcomes = corp_of(count, tmp_path, *argv, "hydra.run.dir=several")
     assert [outcome.code for outcome in (single, *outcomes)] == [0] * (count + 1), said([single, *outcomes])
-    assert outcomes[0].err == single.err
+    assert said(outcomes) == said([single])
     shown = [re.sub(r"(one|several) in .* s\.", "", outcome.out) for outcome in (single, outcomes[0])]
     assert shown[0] == shown[1]
     assert [(outcome.out, outcome.err) for outcome in outcomes[1:]] == [("", "")] * (count - 1)
@@ -221,6 +227,15 @@ def test_it_gives_what_one_process_gives(count: int, settings: list[str], tmp_pa
     require_same_run(tmp_path / "one", tmp_path / "several")
 
 
+@pytest.mark.slow
+def test_a_budget_of_latency_goes_by_the_timings_of_one(tmp_path: Path) -> None:
+    """Or the processes would come to other sizes."""
+    argv = ["prune", *UNTIMED, "sparsity.latency=0.1", "sparsity.curve_images=16", "sparsity.latency_batch_size=4"]
+    outcomes = corp_of(2, tmp_path, *argv, "hydra.run.dir=run")
+    assert [outcome.code for outcome in outcomes] == [0, 0], said(outcomes)
+
+
+@pytest.mark.slow
 def test_images_that_cannot_be_read_are_replaced_in_the_same_order(tmp_path: Path) -> None:
     """By spares, of which one cannot be read either; what is drawn of the others stays."""
     photos(tmp_path / "photos", 60, bad=(1, 2, 30, 31, 32, 50, 58))
@@ -234,6 +249,7 @@ def test_images_that_cannot_be_read_are_replaced_in_the_same_order(tmp_path: Pat
     require_same_run(tmp_path / "one", tmp_path / "several")
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_found_again_by_all(tmp_path: Path) -> None:
     argv = ["prune", *UNTIMED, *BUDGET, "calibration.cache=cache"]
     for folder in ("first", "second"):
@@ -276,16 +292,18 @@ def without_memory() -> None:
 
 
 DEATHS: list[tuple[int, Callable[[], None], int, str]] = [
-    (0, killed, -signal.SIGKILL, "Another of the 2 processes of this run has ended, "),
     (1, killed, -signal.SIGKILL, "Another of the 2 processes of this run has ended, "),
-    (0, confused, 2, "This one does not like it; try another."),
     (1, confused, 2, "This one does not like it; try another."),
+    (0, killed, -signal.SIGKILL, "Another of the 2 processes of this run has ended, "),
+    (0, confused, 2, "This one does not like it; try another."),
     (1, without_memory, 2, "set calibration.batch_size=16."),
 ]
 
 
 @pytest.mark.parametrize(
-    ("rank", "death", "code", "sentence"), DEATHS, ids=[f"{death.__name__}-{rank}" for rank, death, *_ in DEATHS]
+    ("rank", "death", "code", "sentence"),
+    [DEATHS[0], DEATHS[1], *(pytest.param(*death, marks=pytest.mark.slow) for death in DEATHS[2:])],
+    ids=[f"{death.__name__}-{rank}" for rank, death, *_ in DEATHS],
 )
 def test_one_that_dies_ends_the_run_in_one_sentence(
     rank: int, death: Callable[[], None], code: int, sentence: str, tmp_path: Path
@@ -293,9 +311,13 @@ def test_one_that_dies_ends_the_run_in_one_sentence(
     argv = ["prune", *UNTIMED, "sparsity.joint=0.5", "hydra.run.dir=run"]
     outcomes = corp_of(2, tmp_path, *argv, before=lambda own: in_block(2, death) if own == rank else None)
     assert [outcome.code for outcome in outcomes] == [code if own == rank else 2 for own in (0, 1)]
-    ends = [line for line in said(outcomes) if "images are seen" not in line and "go on with" not in line]
-    assert len(ends) == 1
+    ends = said(outcomes)
+    assert [line.startswith("corp: go on with: corp prune resume=") for line in ends] == [
+        False,
+        *[True] * (len(ends) - 1),
+    ]
     assert sentence in ends[0]
+    assert len(ends) == 1 + (outcomes[0].code > 0)  # the first process has the folder
     assert {"report.json", "pruned.safetensors", "plan.yaml"}.isdisjoint(files(tmp_path / "run"))
     assert not list(tmp_path.rglob("*.partial"))
 
