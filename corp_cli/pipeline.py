@@ -45,6 +45,7 @@ from corp_cli.report.report import make_report, write_report
 from corp_cli.report.schema import Report
 from corp_cli.report.summary import brief, summary_html
 from corp_cli.report.track import require_trackers, track
+from corp_cli.runtime import ranks
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches
 from corp_cli.sizes.curves import Curve, damage_curves
@@ -85,6 +86,7 @@ def prune(
 
     cache: where statistics, damage curves and compensated blocks are kept and found again, besides calibration.cache.
     given: a model and images that are at hand, in place of those that `cfg` names; see corp_cli.live.prune_model.
+    Of several processes (corp_cli.runtime.ranks) the first alone has a folder and a cache; all give the same model.
     Raises CorpError for anything that the user can put right.
     """
     folder = None if output_dir is None else Path(output_dir)
@@ -94,7 +96,7 @@ def prune(
         cfg = replace(cfg, sparsity=work.sparsity, calibration=work.calibration)
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images
         sets = images.calibration, images.spares
-        cache = opened(cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups)
+        cache = ranks.once(opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups)
     with watch("calibrate"):
         statistics = cached_statistics(cache, work.dense, images.calibrated, lambda: measure_statistics(work, cfg))
         require_tokens(blocks, statistics, images.calibrated.good, cfg.compensation)
@@ -117,7 +119,7 @@ def prune(
     with watch("evaluate"):
         models = {"dense": dense, "uncompensated": uncompensated, "pruned": pruned}
         found, probe = halving_batches(lambda c: examine(models, work, c), cfg.evaluation, "evaluation")
-    with watch("export"):
+    with watch("export"), ranks.alone():
         bring_together(pruned)
         manifest, files = carry_manifest(pruned, make_manifest(dense, pruned, work.dense.spec, cfg)), None
         if folder:
@@ -171,7 +173,8 @@ def trajectory_of(work: Work, cfg: PruneConfig, cache: Cache) -> tuple[Scores, .
         batches = curve_batches(work.images, dense, count, c, cfg.seed)
         return trajectory_losses(dense.model, dense.blocks, groups, batches, c.batch_size, progress)
 
-    return trajectory_scores(halving_batches(measure, cfg.calibration, "calibration"), cfg.ranker.optin_lambda)
+    losses = ranks.once(halving_batches, measure, cfg.calibration, "calibration")
+    return trajectory_scores(losses, cfg.ranker.optin_lambda)
 
 
 def curves_of(
@@ -252,7 +255,8 @@ def examine(models: dict[str, nn.Module], work: Work, cfg: EvaluationConfig) -> 
     dense, images = work.dense, work.images
     probe = first_batch(images.evaluation, cfg.batch_size, dense.spec, dense.device)
     batches = tracked_batches(images.evaluation, cfg, dense.spec, dense.device, images.evaluated)
-    timed = cfg.throughput_batches if work.calibration.offload == "none" else 0  # weights on their way are no speed
-    found = judge(models, batches, probe, timed, cfg.precision)
+    alone = ranks.leads() and work.calibration.offload == "none"  # weights on their way are no speed
+    repeats = cfg.throughput_batches if alone else 0
+    found = judge(models, batches, probe, repeats, cfg.precision, ranks.gathered)
     warn_near_chance(found.evaluations["dense"].top1, found.labelled_images, dense.spec.args["num_classes"])
     return found, probe

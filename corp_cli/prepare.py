@@ -16,7 +16,7 @@ from corp_cli.config.images import CalibrationConfig, EvaluationConfig
 from corp_cli.config.outcome import OF_CLASSES, names_in
 from corp_cli.config.prune import PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
-from corp_cli.images.batches import Intake, Transform, batches, choose, require_good, resolve_device
+from corp_cli.images.batches import Intake, Transform, batches, choose, own_batches, require_good, resolve_device
 from corp_cli.images.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.images.sources import ImageSet, is_timm_name, joined, read_images
 from corp_cli.measure.precision import require_precision
@@ -27,7 +27,7 @@ from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.models.preprocess import class_names, describe, eval_transform, wordnet_classes
 from corp_cli.models.spec import ModelSpec
 from corp_cli.models.streams import cannot_walk, keeps_grid, tokens
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, keeper
 from corp_cli.sizes.target import Target, make_target
 from corp_cli.sizes.uniform import check_supported
@@ -79,6 +79,8 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     dense = given.dense if given else dense_model(cfg.model, cfg.data, cfg.seed)
     if not everything.prepared:
         console.err().print(f"corp: images are seen at {describe(dense.spec.data)}", style="dim", markup=False)
+    if ranks.count() > 1:
+        console.err().print(f"corp: {ranks.count()} processes share the images", style="dim", markup=False)
     sparsity, target = settled(cfg, dense)
     cfg = replace(cfg, sparsity=sparsity)
     groups, skipped = check_supported(dense.blocks, sparsity)
@@ -275,8 +277,11 @@ def transform_for(images: ImageSet, spec: ModelSpec) -> Transform | None:
 
 
 def calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
-    """Preprocessed calibration images, with a progress bar; spares take the places of those that cannot be read."""
-    total = len(images.calibration)
+    """Preprocessed calibration images, with a progress bar; spares take the places of those that cannot be read.
+
+    Of several processes each has its own part of the images.
+    """
+    total = len(ranks.part(len(images.calibration)))
     yield from console.track(_calibration_batches(images, dense, cfg, seed), "calibrate", total, cfg.batch_size)
     require_good(images.calibrated)
 
@@ -284,12 +289,13 @@ def calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConf
 def _calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
     images.calibrated.restart()
     chosen, spares, wanted = images.calibration, images.spares, len(images.calibration)
-    transform, device = transform_for(chosen, dense.spec), dense.device
+    transform, device, own = transform_for(chosen, dense.spec), dense.device, ranks.part(wanted)
     while len(chosen):
-        pin = device.type == "cuda"
-        for pixels, _ in batches(chosen, transform, cfg.batch_size, cfg.num_workers, pin, images.calibrated):
+        pin, intake = device.type == "cuda", images.calibrated
+        for pixels, _ in own_batches(chosen, own, transform, cfg.batch_size, cfg.num_workers, pin, intake):
             yield pixels.to(device, non_blocking=True)
-        chosen, spares = choose(spares, wanted - images.calibrated.good, seed)
+        chosen, spares = choose(spares, wanted - intake.good, seed)
+        own = ranks.at_the_end(len(chosen))
 
 
 def curve_batches(
@@ -318,11 +324,14 @@ def range_batches(
 def tracked_batches(
     images: ImageSet, cfg: EvaluationConfig, spec: ModelSpec, device: torch.device, intake: Intake
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Preprocessed images and labels on the device, with a progress bar; those that cannot be read are left out."""
+    """Preprocessed images and labels on the device, with a progress bar; those that cannot be read are left out.
+
+    Of several processes each has its own part of the images.
+    """
     intake.restart()
-    transform, size = transform_for(images, spec), cfg.batch_size
-    found = batches(images, transform, size, cfg.num_workers, device.type == "cuda", intake)
-    for pixels, labels in console.track(found, "evaluate", len(images), size):
+    transform, size, own = transform_for(images, spec), cfg.batch_size, ranks.part(len(images))
+    found = own_batches(images, own, transform, size, cfg.num_workers, device.type == "cuda", intake)
+    for pixels, labels in console.track(found, "evaluate", len(own), size):
         yield pixels.to(device, non_blocking=True), labels.to(device)
     require_good(intake)
 

@@ -10,9 +10,9 @@ import shutil
 import sys
 import warnings
 from argparse import Namespace
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 from hydra import version
 from hydra.core.config_loader import ConfigLoader
@@ -44,6 +44,7 @@ class Ground:
     existing: Path  # the innermost folder above it, or itself, that was there
     entries: frozenset[Path]  # of `folder`
     own: frozenset[str]  # what Hydra and corp put in a folder besides results
+    asked: Any = None  # the typed config of a single run
 
 
 def parse_flags(command: str, args: Sequence[str]) -> Namespace:
@@ -136,10 +137,10 @@ def check(command: str, flags: Namespace, loader: ConfigLoader) -> Ground:
             raise CorpError(f"corp {command} does one thing at a time; leave out --multirun.")
         if multirun:
             check_sweep(command, master, loader)
-            config, key = master, "hydra.sweep.dir"
+            config, key, asked = master, "hydra.sweep.dir", None
         else:
             config, key = loader.load_configuration(name, flags.overrides, RunMode.RUN), "hydra.run.dir"
-            typed(task_part(config), COMMANDS[command].schema)
+            asked = typed(task_part(config), COMMANDS[command].schema)
         HydraConfig.instance().set_config(config)
         folder = Path(OmegaConf.select(config, key)).absolute()
         log = f"{config.hydra.job.name}.log"
@@ -147,7 +148,7 @@ def check(command: str, flags: Namespace, loader: ConfigLoader) -> Ground:
     if writes:
         require_room(folder, key=key)
     flags.overrides.append(f"{key}={quoted(str(folder))}")  # a name made of the time would be another one later
-    return survey(folder, writes, multirun, log)
+    return replace(survey(folder, writes, multirun, log), asked=asked)
 
 
 def check_sweep(command: str, master: DictConfig, loader: ConfigLoader) -> None:

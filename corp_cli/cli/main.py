@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Iterator, NoReturn, Sequence
 
 from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError, GateError, Terminated, as_mistake, stop_within
+from corp_cli.runtime import ranks
 from corp_cli.version import __version__
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from corp_cli.cli.hydra_app import Ground
     from corp_cli.cli.job import Job
 
@@ -56,8 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     usable_streams()
     try:
         with terminable():
-            code = dispatch(list(sys.argv[1:] if argv is None else argv))
-            sys.stdout.flush()
+            ranks.start()
+            with one_voice():
+                code = dispatch(list(sys.argv[1:] if argv is None else argv))
+                sys.stdout.flush()
+            if code == 0:
+                ranks.stop()
             return code
     except KeyboardInterrupt as stop:
         return stopped(stop)
@@ -73,12 +80,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def program() -> NoReturn:
     """`corp` as a process of its own."""
     code = main()
-    if threading.active_count() > 1:  # that read images still: native code ends badly while Python takes itself apart
+    # That read images still, or wait for other processes: native code ends badly while Python takes itself apart.
+    if threading.active_count() > 1 or ranks.count() > 1:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def one_voice() -> Iterator[None]:
+    """Of several processes, let the first alone print during the body."""
+    with contextlib.ExitStack() as around:
+        if not ranks.leads():
+            nowhere = around.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            around.enter_context(contextlib.redirect_stdout(nowhere))
+            around.enter_context(contextlib.redirect_stderr(nowhere))
+        yield
 
 
 @contextlib.contextmanager
@@ -101,7 +120,11 @@ def terminable() -> Iterator[None]:
 def stopped(stop: KeyboardInterrupt) -> int:
     """Say that the run was stopped, and how to go on → the exit code."""
     terminated = isinstance(stop, Terminated)
-    say(f"{'terminated' if terminated else 'interrupted'}{f'; {stop}' if stop.args else '.'}")
+    why = ", as torchrun does with all processes when one of them ends" if terminated and ranks.count() > 1 else ""
+    if ranks.leads() and ranks.speaks():
+        say(f"{'terminated' if terminated else 'interrupted'}{why}{f'; {stop}' if stop.args else '.'}")
+    elif stop.args:
+        say(str(stop))
     return 143 if terminated else 130
 
 
@@ -173,7 +196,9 @@ def report(error: BaseException, where: str = "", hint: str = "") -> int:
     if not known:
         advice = "set CORP_DEBUG=1 to see the traceback, and please report it"
         message = f"unexpected error: {type(error).__name__}: {message}; {advice}"
-    say(f"{where}{message}")
+    if ranks.speaks():
+        say(f"{where}{message}")
+        ranks.leave_word(error, message)
     if hint:
         say(hint)
     return 1 if not known else 2 if isinstance(error, CorpError) else 3
@@ -208,6 +233,14 @@ def run_command(command: str, args: Sequence[str]) -> int:
         print(help_text(command, flags, loader))
         return 0
     ground = hydra_app.check(command, flags, loader)
+    if ranks.count() > 1:
+        if command != "prune" or ground.multirun or not ground.writes:
+            what = "a sweep" if ground.multirun else "that" if command == "prune" else f"corp {command}"
+            raise CorpError(
+                f"Several processes are for one run of corp prune, not for {what}; start it without torchrun."
+            )
+        if not ranks.leads():
+            return follow(ground, resumed)
     jobs: list[Job] = []
     try:
         alone = sole_writer(ground.folder) if ground.writes else contextlib.nullcontext()
@@ -228,6 +261,22 @@ def run_command(command: str, args: Sequence[str]) -> int:
         say("stdout, which was to hold the result, could not be written.")
         return 1
     return min((report(job.error, job.where, job.hint) for job in jobs if job.error is not None), default=0)
+
+
+def follow(ground: Ground, resumed: Path | None) -> int:
+    """Take part in the run that the first process writes, and shows → the exit code."""
+    from pathlib import Path
+
+    from corp_cli.cli.job import working_in
+    from corp_cli.cli.saved import read_record
+    from corp_cli.commands.prune import follow
+
+    record = read_record(ground.folder) if resumed else None
+    with contextlib.ExitStack() as around:
+        if record:
+            around.enter_context(working_in(Path(record.folder)))
+        follow(ground.asked)
+    return 0
 
 
 def require_place() -> None:

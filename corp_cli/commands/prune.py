@@ -43,3 +43,9 @@ def run(cfg: PruneConfig, output_dir: Path, shared: Path | None = None) -> float
     show(report, output_dir)
     require_within(cfg.gate, rounded(asdict(report)), str(output_dir))
     return value_of(report, names_in(cfg.objective))
+
+
+def follow(cfg: PruneConfig) -> None:
+    """Take part in a `run` of which another process is the first, which alone writes and shows anything."""
+    with plain_memory_errors():
+        prune(cfg)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late  # Python's own only from 3.11 on
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor
 from corp_cli.errors import CorpError
 from corp_cli.images.decode import FORMATS, from_tensor, nearly_black, require_bounds
 from corp_cli.images.sources import ImageSet, Sample
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 from corp_cli.runtime.memory import is_out_of_memory
 
 Transform = Callable[[Image.Image], Tensor]
@@ -237,20 +237,43 @@ def batches(
             yield tensors, labels
 
 
+def own_batches(
+    images: ImageSet,
+    own: range,
+    transform: Transform | None,
+    batch_size: int,
+    num_workers: int,
+    pin_memory: bool,
+    intake: Intake,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """`batches` of those of `images` that are this process's `own`; `intake` is in the end of those of all."""
+    read = replace(intake, bad=list(intake.bad))
+    yield from batches(images.subset(own), transform, batch_size, num_workers, pin_memory, read)
+    for found in ranks.gathered((read.good - intake.good, read.bad[len(intake.bad) :], read.dim - intake.dim)):
+        intake.take(*found)
+
+
 def batch_count(images: ImageSet, batch_size: int) -> int:
     """How many batches `batches` gives, but for those without a good image."""
     return -(-len(images) // batch_size)
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA, else MPS, else the CPU. Raises CorpError for a device that is not there."""
+    """`auto` is CUDA, else MPS, else the CPU; of several processes each has a GPU of its own.
+
+    Raises CorpError for a device that is not there.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda" and ranks.count() > 1 and torch.cuda.is_available():
+        return ranks.device()
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise CorpError(f"device={name} is not a device; use auto, cpu, cuda, cuda:1 or mps.") from error
     there = device.type == "cpu"
+    if device.index is not None and ranks.count() > 1:
+        raise CorpError(f"device={name} is one GPU, and each of several processes needs its own; leave out the number.")
     if device.type == "cuda":
         there = (device.index or 0) < torch.cuda.device_count()
     elif device.type == "mps":

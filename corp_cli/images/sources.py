@@ -88,7 +88,7 @@ class ImageSet:
         names = {item.name if isinstance(item, Sample) else self.source for item in self.items}
         return files | (names if len(files) < len(self) else set())
 
-    def subset(self, indices: list[int]) -> ImageSet:
+    def subset(self, indices: Sequence[int]) -> ImageSet:
         """The images at `indices`, in that order."""
         labels: Any = None if self.labels is None else tuple(self.labels[i] for i in indices)
         items, folders = tuple(self.items[i] for i in indices), tuple(self.folders[i] for i in indices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -66,9 +66,16 @@ def judge(
     probe: Tensor,
     repeats: int,
     precision: str = "float32",
+    gathered: Callable[[dict[str, Running]], list[dict[str, Running]]] = lambda own: [own],
 ) -> Findings:
-    """Fidelity and accuracy of all `models`; throughput of "dense" and "pruned" on `probe`: in `precision`."""
-    metrics = measure(models, batches, precision=precision)
+    """Fidelity and accuracy of all `models`; throughput of "dense" and "pruned" on `probe`: in `precision`.
+
+    gathered: what came of the batches of other processes too, where there are several.
+    """
+    metrics, *others = gathered(measure(models, batches, precision=precision))
+    for other in others:
+        for name, found in metrics.items():
+            found.join(other[name])
     timed = {name: models[name] for name in ("dense", "pruned")}
     return Findings(
         {name: found.result() for name, found in metrics.items()},

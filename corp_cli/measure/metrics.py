@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +60,14 @@ class RunningMetrics:
         known = labels[:, 0] >= 0
         if known.any():
             self._add_labelled(logits[known], labels[known])
+
+    def join(self, other: Any) -> None:
+        """Take in what another one has taken in."""
+        self.images, self.agree = self.images + other.images, self.agree + other.agree
+        self.has_reference = self.has_reference or other.has_reference
+        self.kl, self.loss, self.bin_gap = self.kl + other.kl, self.loss + other.loss, self.bin_gap + other.bin_gap
+        if other.images:
+            self.by_class = other.by_class + (self.by_class if self.by_class.numel() else 0)
 
     def _add_labelled(self, logits: Tensor, labels: Tensor) -> None:
         right_classes = F.log_softmax(logits, dim=-1).gather(1, labels.clamp(min=0)).masked_fill(labels < 0, -torch.inf)
@@ -117,6 +126,12 @@ class RunningFeatures:
         self.labels.append(labels.cpu().reshape(len(labels), -1)[:, 0])
         if reference is not None:
             self.references.append(reference.cpu().flatten(1).float())
+
+    def join(self, other: Any) -> None:
+        """Take in what another one has taken in."""
+        self.features += other.features
+        self.references += other.references
+        self.labels += other.labels
 
     def result(self) -> Evaluation:
         """The metrics of everything taken in."""

@@ -22,7 +22,7 @@ from corp_cli.models.blocks import Block
 from corp_cli.models.kinds import watch_rows
 from corp_cli.models.offload import HOST, kept_in, visit
 from corp_cli.models.streams import through, tokens
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, on_host
 
 
@@ -64,18 +64,39 @@ class RunningLogits:
         self.queries += qkv.shape[0] * n if weights is None else float(weights.sum())
 
     def result(self) -> LogitStatistics:
-        """The statistics of everything taken in so far."""
+        """The statistics of everything that all processes have taken in."""
+        counts = torch.tensor([self.queries, self.tokens, self.images], dtype=torch.float64)
+        queries, tokens, images = ranks.total(counts).tolist()
         return LogitStatistics(
-            self.gram_q / self.queries,
-            self.gram_k / self.tokens,
-            self.gram_k_centred / self.tokens,
-            self.energy / self.images,
+            ranks.total(self.gram_q) / queries,
+            ranks.total(self.gram_k) / tokens,
+            ranks.total(self.gram_k_centred) / tokens,
+            ranks.total(self.energy) / images,
         )
 
 
 def statistics_device(model: nn.Module) -> torch.device:
     """Where statistics of all blocks are kept: with the model, or on the host where its blocks are there."""
     return HOST if kept_in(model) else accumulation_device(next(model.parameters()).device)
+
+
+def pooled(own: RunningMoments) -> RunningMoments:
+    """Those of all processes: w = Σ w_r, μ = Σ w_r μ_r / w, S = Σ (S_r + w_r (μ_r - μ)(μ_r - μ)ᵀ)."""
+    if ranks.count() == 1:
+        return own
+    every = RunningMoments(len(own.mean), own.mean.device)
+    sums = ranks.total(torch.cat([own.mean.new_tensor([own.count, own.weight]), own.weight * own.mean]))
+    every.count, every.weight = int(sums[0]), float(sums[1])
+    if every.weight:
+        every.mean = sums[2:] / every.weight
+        delta = own.mean - every.mean
+        every.scatter = ranks.total(own.scatter.addr(delta, delta, alpha=own.weight))
+    return every
+
+
+def result_of(sums: RunningMoments | RunningLogits) -> Any:
+    """The statistics of everything that all processes have taken in."""
+    return sums.result() if isinstance(sums, RunningLogits) else pooled(sums).result()
 
 
 def accumulation_device(device: torch.device) -> torch.device:
@@ -109,9 +130,9 @@ class Calibration:
                 handle.remove()
 
     def result(self) -> Statistics:
-        """The statistics of everything taken in. Raises CorpError when they are not finite, naming the block."""
+        """The statistics of all images. Raises CorpError when they are not finite, naming the block."""
         statistics = tuple(
-            BlockStatistics(**{name: total.result() for name, total in sums.items()}) for sums in self.sums
+            BlockStatistics(**{name: result_of(total) for name, total in sums.items()}) for sums in self.sums
         )
         for block, found in zip(self.blocks, statistics, strict=True):
             require_finite(block, found)

@@ -30,7 +30,7 @@ from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statist
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
 from corp_cli.models.blocks import AttentionWeights, Block, BlockWeights, MlpWeights
 from corp_cli.models.offload import visit
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 
 
 @dataclass(frozen=True)
@@ -266,9 +266,13 @@ def compensate(
     pruned = copy.deepcopy(model)
     errors = []
     home = accumulation_device(next(model.parameters()).device)
-    every = zip(visit(blocks, model, pruned), statistics, kept, strict=True)
-    for block, found, units in console.track(every, "compensate", len(blocks)):
-        weights, error = compensate_block(block_weights(model, block), found.to(home), units, cfg)
+
+    def solve(each: tuple[Block, BlockStatistics, KeptUnits]) -> tuple[BlockWeights, dict[str, GroupError]]:
+        block, found, units = each
+        return compensate_block(block_weights(model, block), found.to(home), units, cfg)
+
+    solved = ranks.spread(solve, zip(visit(blocks, model, pruned), statistics, kept, strict=True))
+    for block, (weights, error) in zip(blocks, console.track(solved, "compensate", len(blocks)), strict=True):
         replace_block(pruned, block, weights)
         errors.append(error)
     return pruned.eval(), tuple(errors)

@@ -17,22 +17,23 @@ from corp_cli.linalg.gauss_newton import Layers, Tokens, Units, gauss_newton
 from corp_cli.linalg.ridge import refit
 from corp_cli.method.calibrate import require_finite
 from corp_cli.method.observe import joint_moments, observe_cut
-from corp_cli.method.sample import Sample
+from corp_cli.method.sample import Drawn, Sample
 from corp_cli.method.statistics import BlockStatistics
 from corp_cli.method.stream import Stream
 from corp_cli.models.adapter import hidden_units, replace_mlp
 from corp_cli.models.blocks import Block, MlpWeights
 from corp_cli.models.streams import sublayers
+from corp_cli.runtime import ranks
 
 RIDGES = (0.01, 0.1, 1.0)  # λ, of which every round takes the best
 ROUNDS = 6
 
 
 def fit_mlp(
-    weights: MlpWeights, units: Units, sample: Sample, cfg: CompensationConfig, device: torch.device
+    weights: MlpWeights, units: Units, tokens: list[Drawn], cfg: CompensationConfig, device: torch.device
 ) -> tuple[MlpWeights, Fit]:
     """`weights` with fc1 and fc2 refitted by Gauss-Newton, on `device`, to tokens of images that are not kept aside."""
-    z, y, counted, aside = map(torch.cat, zip(*sample.tokens, strict=True))
+    z, y, counted, aside = map(torch.cat, zip(*tokens, strict=True))
     width, biased = z.shape[1], weights.fc1_bias[0] is not None
     first = torch.stack(weights.fc1)
     if biased:
@@ -57,11 +58,12 @@ def fit_block(
     stream: Stream, pruned: nn.Module, block: Block, weights: MlpWeights, sample: Sample, cfg: CompensationConfig
 ) -> Fit:
     """Put `weights`, refitted, into a block of `pruned`; all tokens of all images fit the final fc2."""
-    fitted, fit = fit_mlp(weights, hidden_units(pruned, block), sample, cfg, stream.device)
+    tokens = [drawn for own in ranks.gathered(sample.tokens) for drawn in own]
+    fitted, fit = ranks.once(fit_mlp, weights, hidden_units(pruned, block), tokens, cfg, stream.device)
     replace_mlp(pruned, block, fitted)
     cut = sublayers(pruned, block)[1]
     moments = joint_moments(stream, cut, observe_cut(stream, cut, sample.targets)).every
     require_finite(block, BlockStatistics(hidden=moments))
-    fc2, bias = refit(fitted.fc2, moments, cfg.ridge)
+    fc2, bias = ranks.once(refit, fitted.fc2, moments, cfg.ridge)
     replace_mlp(pruned, block, replace(fitted, fc2=fc2, fc2_bias=bias))
     return fit

@@ -24,7 +24,7 @@ from corp_cli.models.adapter import attention_weights, blocks_of, mlp_weights, r
 from corp_cli.models.blocks import Block
 from corp_cli.models.offload import visit
 from corp_cli.models.streams import sublayers
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, on_host
 
 
@@ -48,7 +48,7 @@ def fit_every_block(
     """A copy of `pruned` in which all values and MLPs that were cut are refitted; `errors` with what came of it."""
     pruned, found = copy.deepcopy(pruned), [dict(error) for error in errors]
     stream = start_streams(dense, blocks, batches, cfg, seed, keep)
-    several, cut = sum(map(len, stream.dense)) > 1, blocks_of(pruned)
+    several, cut = stream.images > 1, blocks_of(pruned)
     for i, block in enumerate(console.track(visit(blocks, dense, pruned), "refit", len(blocks))):
         enter_block(stream, dense, block)
         attention, mlp = sublayers(dense, block)
@@ -94,10 +94,10 @@ def fit_cut_mlp(
 ) -> Fit:
     """Refit the MLP of a block of `pruned`, of which `units` are left; meanwhile x advances past the dense one."""
     mlp, sample = sublayers(dense, block)[1], Sample(cfg.fit_tokens, seed, stream.keep)
-    joint = joint_moments(stream, mlp, sampled(observe(stream, mlp, cfg), sum(map(len, stream.dense)), sample))
+    joint = joint_moments(stream, mlp, sampled(stream, observe(stream, mlp, cfg), sample))
     require_finite(block, BlockStatistics(hidden=joint.every))
     weights = mlp_weights(pruned, block)
     outputs = mlp.output.in_features + torch.arange(mlp.output.out_features)
-    how = with_ridge(weights.fc2, joint, cfg, torch.cat([units.cpu(), outputs]).to(weights.fc2.device))
+    how = ranks.once(with_ridge, weights.fc2, joint, cfg, torch.cat([units.cpu(), outputs]).to(weights.fc2.device))
     del joint  # there may be no room for it beside the tokens
     return fit_block(stream, pruned, block, weights, sample, how)

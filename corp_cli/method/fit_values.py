@@ -16,16 +16,16 @@ from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.fit import Fit
 from corp_cli.linalg.moments import Moments, RunningMoments, transform_moments
 from corp_cli.linalg.reduced_rank import HeadMaps, reduced_rank
-from corp_cli.linalg.ridge import refit
-from corp_cli.method.calibrate import accumulation_device
+from corp_cli.method.calibrate import accumulation_device, pooled
 from corp_cli.method.compensate import only_heads
-from corp_cli.method.observe import Seen, counted, joint_moments, observe_cut, with_ridge
-from corp_cli.method.sample import draw
+from corp_cli.method.observe import Seen, counted, joint_moments, observe_cut, refitted
+from corp_cli.method.sample import drawn
 from corp_cli.method.stream import Stream
 from corp_cli.models.adapter import replace_attention
 from corp_cli.models.blocks import AttentionWeights, Block
 from corp_cli.models.streams import input_of, sublayers
 from corp_cli.models.sublayers import Sublayer
+from corp_cli.runtime import ranks
 
 RIDGES = (0.01, 0.1, 1.0)  # λ, of which the first sweep takes the best
 SWEEPS = 3
@@ -54,8 +54,7 @@ def fit_values(
         replace_attention(pruned, block, attn)
         cut = sublayers(pruned, block)[0]
         joint = joint_moments(stream, cut, observe_cut(stream, cut, targets))
-        how = with_ridge(attn.proj.flatten(1), joint, cfg)
-        proj, bias = refit(attn.proj.flatten(1), joint.every, how.ridge)
+        proj, bias = ranks.once(refitted, attn.proj.flatten(1), joint, cfg)
         attn = replace(attn, proj=proj.reshape(attn.proj.shape), proj_bias=bias)
     return attn, tuple(fits)
 
@@ -89,7 +88,7 @@ def fit_group(
     if parts is None:
         return attn, None
     fitted, others = parts
-    found, fit = reduced_rank(start, towards, fitted, others, RIDGES, SWEEPS)
+    found, fit = ranks.once(reduced_rank, start, towards, fitted, others, RIDGES, SWEEPS)
     if not fit.rounds:
         return attn, fit
     v, proj = attn.v.clone(), attn.proj.clone()
@@ -137,14 +136,13 @@ def gathered_moments(
     """Moments of u and of what these heads should give, of the images that are fitted and of those kept aside."""
     count, _, width = start.encode.shape
     inputs, outputs = count * width, start.decode.shape[1]
-    home, generator = accumulation_device(stream.device), torch.Generator().manual_seed(seed)
+    home = accumulation_device(stream.device)
     parts = RunningMoments(inputs + outputs, home), RunningMoments(inputs + outputs, home)
-    share = cfg.fit_tokens / sum(map(len, stream.dense))
-    for seen in every:
-        u, left, weights, aside = draw(seen, share, generator)
+    for _, (u, left, weights, aside) in drawn(stream, every, cfg.fit_tokens, seed):
         for moments, those in zip(parts, (~aside, aside), strict=True):
             if those.any():
                 moments.add(torch.cat([u, left], 1)[those], weights[those])
+    parts = pooled(parts[0]), pooled(parts[1])
     if not all(part.count for part in parts):
         return None
     both = torch.eye(inputs + outputs).to(parts[0].scatter)

@@ -21,7 +21,7 @@ from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.loading import parameters
 from corp_cli.models.offload import keep_on_host
 from corp_cli.models.streams import cannot_walk, tokens
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 from corp_cli.runtime.memory import free_host_memory, free_memory
 
 FLOAT, DOUBLE = 4, 8
@@ -164,6 +164,8 @@ def settle(
     why, free = cannot_walk(dense.model), free_memory(device)
     if why and cfg.offload == "blocks":
         raise CorpError(f"calibration.offload=blocks walks from block to block, and {why}; set it to none.")
+    if ranks.count() > 1 and cfg.offload == "blocks":
+        raise CorpError("calibration.offload=blocks is for one process; set it to none, or start corp by itself.")
     if free is None:
         cfg = replace(cfg, offload="none") if cfg.offload == "auto" else cfg
         warn_of_host(load, most(needs(load, how, cfg)), cfg, shared=True)
@@ -174,7 +176,8 @@ def settle(
 
     offload, batch = cfg.offload, cfg.batch_size
     if offload == "auto":
-        offload = "none" if why or needed("none", 1) <= free else "blocks"
+        alone = ranks.count() == 1
+        offload = "none" if why or not alone or needed("none", 1) <= free else "blocks"
         if offload == "blocks":
             console.warn("the model and what its repair needs do not fit the device: calibration.offload=blocks.")
     while batch > 1 and needed(offload, batch) > free:

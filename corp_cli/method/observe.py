@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
-from corp_cli.linalg.ridge import best_ridge
-from corp_cli.method.calibrate import RunningLogits, accumulation_device
+from corp_cli.linalg.ridge import best_ridge, refit
+from corp_cli.method.calibrate import RunningLogits, accumulation_device, pooled
 from corp_cli.method.statistics import BlockStatistics
 from corp_cli.method.stream import Batch, Stream, token_weights
 from corp_cli.models.blocks import Block
@@ -75,7 +75,7 @@ def observe(stream: Stream, branch: Sublayer, cfg: CompensationConfig) -> Iterat
 def observe_attention(
     stream: Stream, dense: nn.Module, block: Block, branch: Sublayer, cfg: CompensationConfig
 ) -> tuple[BlockStatistics, list[Tensor]]:
-    """(statistics of the dense attention on x̂, what proj should give, per batch)."""
+    """(statistics of the dense attention on x̂ of all processes, what proj should give, per batch)."""
     home = accumulation_device(stream.device)
     logits = None if "qk" in block.refusals else RunningLogits(block, home)
     outputs, targets = RunningMoments(branch.output.in_features, home), []
@@ -85,7 +85,9 @@ def observe_attention(
                 logits.add(rows[0], seen.weights)
             outputs.add(seen.inputs.flatten(0, -2), seen.weights.flatten())
             targets.append(stream.keep(seen.target))
-    return BlockStatistics(logits=None if logits is None else logits.result(), head_output=outputs.result()), targets
+    return BlockStatistics(
+        logits=None if logits is None else logits.result(), head_output=pooled(outputs).result()
+    ), targets
 
 
 def observe_cut(stream: Stream, cut: Sublayer, targets: list[Tensor]) -> Iterator[Seen]:
@@ -107,7 +109,7 @@ class Joint:
 
 
 def joint_moments(stream: Stream, branch: Sublayer, every: Iterable[Seen]) -> Joint:
-    """Moments of the inputs of `branch.output` and of what should come out, side by side."""
+    """Moments of the inputs of `branch.output` and of what should come out, side by side, over all processes."""
     width, home = branch.output.in_features + branch.output.out_features, accumulation_device(stream.device)
     fitted, aside = RunningMoments(width, home), RunningMoments(width, home)
     for seen in every:
@@ -117,6 +119,7 @@ def joint_moments(stream: Stream, branch: Sublayer, every: Iterable[Seen]) -> Jo
             x, weights = pairs[images].flatten(0, -2), seen.weights[images].flatten()
             if len(x):
                 moments.add(x, weights)
+    fitted, aside = pooled(fitted), pooled(aside)
     if not aside.count or not fitted.count:
         found = (fitted if fitted.count else aside).final()
         return Joint(found, found, None)
@@ -135,3 +138,8 @@ def with_ridge(
     both = joint.fitted, joint.aside
     fitted, aside = both if index is None else (select_moments(one, index) for one in both)
     return replace(cfg, ridge_lambda=best_ridge(weight, fitted, aside, RIDGES))
+
+
+def refitted(weight: Tensor, joint: Joint, cfg: CompensationConfig) -> tuple[Tensor, Tensor]:
+    """(W, b) of a layer [O, d], refitted to all of `joint`; see `ridge.refit`."""
+    return refit(weight, joint.every, with_ridge(weight, joint, cfg).ridge)

@@ -17,7 +17,7 @@ from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights
 from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
 from corp_cli.models.offload import visit
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 
 CONSTANT = 1e-6  # of the mean: deviations below it are the rounding of float32
 
@@ -229,9 +229,15 @@ def rank(
     sizes: tuple[Sizes, ...] | None = None,
 ) -> tuple[Scores, ...]:
     """Scores of every block; sizes: those that will be kept, where that does not depend on the scores."""
-    every = zip(visit(blocks, model), statistics, sizes or [None] * len(blocks), strict=True)
     home = accumulation_device(next(model.parameters()).device)
-    return tuple(
-        rank_block(block_weights(model, block), found.to(home), block, groups, cfg, replace(args, block=i, kept=kept))
-        for i, (block, found, kept) in enumerate(console.track(every, "rank", len(blocks)))
-    )
+
+    def score(each: tuple[int, Block, BlockStatistics, Sizes | None]) -> Scores:
+        i, block, found, kept = each
+        how = replace(args, block=i, kept=kept)
+        return rank_block(block_weights(model, block), found.to(home), block, groups, cfg, how)
+
+    depth = len(blocks)
+    every = zip(range(depth), visit(blocks, model), statistics, sizes or [None] * depth, strict=True)
+    if "random" in vars(cfg).values():  # one row of numbers goes through all blocks
+        return ranks.once(lambda: tuple(console.track(map(score, every), "rank", depth)))
+    return tuple(console.track(ranks.spread(score, every), "rank", depth))

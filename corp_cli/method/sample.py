@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from corp_cli.method.observe import Seen
+from corp_cli.method.stream import Stream
 from corp_cli.runtime.scratch import Keep, on_host
+
+# of some tokens: inputs z, targets y, how often they count, kept aside or not
+Drawn = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass
@@ -23,23 +27,38 @@ class Sample:
     count: int
     seed: int
     keep: Keep = on_host
-    tokens: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
+    tokens: list[Drawn] = field(default_factory=list)
     targets: list[Tensor] = field(default_factory=list)
 
 
-def sampled(every: Iterable[Seen], images: int, sample: Sample | None) -> Iterator[Seen]:
-    """`every` batch of a set of so many `images`, as it is; `sample` takes its part on the way."""
-    generator = torch.Generator().manual_seed(sample.seed if sample else 0)
-    for seen in every:
-        if sample:
-            z, y, weights, aside = draw(seen, sample.count / images, generator)
-            sample.tokens.append((z.cpu(), y.cpu(), weights.cpu(), aside.cpu()))
-            sample.targets.append(sample.keep(seen.target))
+def sampled(stream: Stream, every: Iterable[Seen], sample: Sample | None) -> Iterator[Seen]:
+    """`every` batch of `stream`, as it is; `sample` takes its part on the way."""
+    if sample is None:
+        yield from every
+        return
+    for seen, tokens in drawn(stream, every, sample.count, sample.seed):
+        z, y, counted, aside = tokens
+        sample.tokens.append((z.cpu(), y.cpu(), counted.cpu(), aside.cpu()))
+        sample.targets.append(sample.keep(seen.target))
         yield seen
 
 
-def draw(seen: Seen, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(z, y, weights, aside) of about `share` tokens an image: the same however images were put into batches."""
+def drawn(stream: Stream, every: Iterable[Seen], count: int, seed: int) -> Iterator[tuple[Seen, Drawn]]:
+    """`every` batch of `stream`, with what `seed` draws of it; about `count` tokens of all images.
+
+    They are the same however images were put into batches, and among processes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for number, seen in enumerate(every):
+        if number == 0:
+            of_image = seen.weights.numel() // len(stream.aside[0])
+            for _ in range(stream.before):  # whose numbers come first
+                torch.rand(of_image, generator=generator, dtype=torch.float64)
+        yield seen, draw(seen, count / stream.images, generator)
+
+
+def draw(seen: Seen, share: float, generator: torch.Generator) -> Drawn:
+    """About `share` tokens an image."""
     weights = seen.weights.flatten(1).double().cpu()
     chance = chances(weights, share)
     image, token = (torch.rand(weights.shape, generator=generator, dtype=torch.float64) < chance).nonzero(as_tuple=True)

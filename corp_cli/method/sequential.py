@@ -32,10 +32,10 @@ from corp_cli.method.sample import Sample, sampled
 from corp_cli.method.statistics import BlockStatistics
 from corp_cli.method.stream import Stream, advance_dense, advance_merging, advance_pruned, enter_block, start_streams
 from corp_cli.models.adapter import block_weights, replace_attention, replace_mlp
-from corp_cli.models.blocks import AttentionWeights, Block, Sizes
+from corp_cli.models.blocks import AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
 from corp_cli.models.offload import visit
 from corp_cli.models.streams import sublayers
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, on_host
 
 
@@ -68,12 +68,12 @@ def compensate_sequentially(
     """A copy of `dense` cut to `sizes`, each block ranked and compensated on the stream of those before it.
 
     That stream merges merge[i] tokens in block i (none: an empty tuple); the copy does not yet. Blocks that `progress`
-    holds are taken from it, and others are added to it; tokens wait where `keep_tokens` puts them.
+    holds are taken from it, and others are added to it; tokens wait where `keep_tokens` puts them. Of several processes
+    each has a part of the stream, and one solves.
     """
     pruned = copy.deepcopy(dense)
     seed = args.generator.initial_seed()
     stream = start_streams(dense, blocks, batches, cfg, seed, keep_tokens)
-    images = sum(map(len, stream.dense))
     every: list[dict[str, GroupError]] = []
     for i, block in enumerate(console.track(visit(blocks, dense, pruned), "compensate", len(blocks))):
         enter_block(stream, dense, block)
@@ -86,15 +86,15 @@ def compensate_sequentially(
         if known is None and weights.attn is not None:
             statistics, targets = observe_attention(stream, dense, block, attention, cfg)
             require_finite(block, statistics)
-            scores = rank_block(weights, statistics, block, groups - {"mlp"}, ranker, args)
-            kept = keep(scores, block, sizes[i]).attn
-            attn = cut_logits(weights.attn, statistics, block, kept, cfg, errors)
+            attn, kept, errors = ranks.once(
+                cut_attention, weights.attn, weights, statistics, block, sizes[i], groups, ranker, args, cfg
+            )
             replace_attention(pruned, block, attn)
             cut = sublayers(pruned, block)[0]
             joint = joint_moments(stream, cut, observe_cut(stream, cut, targets))
             require_finite(block, BlockStatistics(head_output=joint.every))
-            how = with_ridge(attn.proj.flatten(1), joint, cfg)
-            attn = refit_attention(stream, pruned, block, attn, joint, kept, targets, how, seed + i, errors)
+            attn, error = refit_attention(stream, pruned, block, attn, joint, kept, targets, cfg, seed + i)
+            errors |= error
             replace_attention(pruned, block, attn)
             del statistics, targets, joint, attn, cut  # there may be no room for both halves of a block at a time
             weights = replace(weights, attn=None)
@@ -106,24 +106,20 @@ def compensate_sequentially(
             advance_pruned(stream, sublayers(pruned, block)[0])
 
         if known is None and weights.mlp is not None:
-            fits = cfg.mlp == "gauss_newton" and images > 1 and sizes[i].mlp < block.sizes.mlp
+            fits = cfg.mlp == "gauss_newton" and stream.images > 1 and sizes[i].mlp < block.sizes.mlp
             sample = Sample(cfg.fit_tokens, seed + i, stream.keep) if fits else None
-            joint = joint_moments(stream, mlp, sampled(observe(stream, mlp, cfg), images, sample))
+            joint = joint_moments(stream, mlp, sampled(stream, observe(stream, mlp, cfg), sample))
             require_finite(block, BlockStatistics(hidden=joint.every))
-            how = with_ridge(weights.mlp.fc2, joint, cfg)
-            moments = joint.fitted if sample else joint.every
-            fc2, bias = refit(weights.mlp.fc2, moments, how.ridge)
-            refitted = replace(weights.mlp, fc2=fc2, fc2_bias=bias)
-            hidden = select_moments(moments, torch.arange(mlp.output.in_features, device=moments.mean.device))
-            del joint, moments  # they are the largest tensors of the run
-            found, by_mlp = BlockStatistics(hidden=hidden), replace(weights, mlp=refitted)
-            known_size = replace(args, kept=sizes[i], ridge_lambda=how.ridge)
-            units = keep(rank_block(by_mlp, found, block, groups & {"mlp"}, ranker, known_size), block, sizes[i]).mlp
-            if units is not None:
-                refitted, errors["mlp"] = compensate_mlp(refitted, hidden, units, how)
+            refitted, hidden, how = ranks.once(refit_mlp, weights.mlp, joint, fits, cfg)
+            del joint  # the largest tensors of the run
+            by_mlp, known_size = replace(weights, mlp=refitted), replace(args, kept=sizes[i], ridge_lambda=how.ridge)
+            refitted, error = ranks.once(
+                cut_mlp, refitted, by_mlp, hidden, block, sizes[i], groups, ranker, known_size, how
+            )
+            del hidden, by_mlp
+            errors |= error
             replace_mlp(pruned, block, refitted)
-            del hidden, found, by_mlp
-            if sample and units is not None:
+            if sample and error:
                 fit = fit_block(stream, pruned, block, refitted, sample, how)
                 errors["mlp"] = replace(errors["mlp"], fits=(fit,))
         else:
@@ -139,24 +135,61 @@ def compensate_sequentially(
 # --- cut and refit --------------------------------------------------------------------------------------------
 
 
-def cut_logits(
+def cut_attention(
     attn: AttentionWeights,
+    weights: BlockWeights,
     statistics: BlockStatistics,
     block: Block,
-    kept: KeptAttention | None,
+    sizes: Sizes,
+    groups: frozenset[str],
+    ranker: RankerConfig,
+    args: RankerArgs,
     cfg: CompensationConfig,
-    errors: dict[str, GroupError],
-) -> AttentionWeights:
-    """`attn` without the heads, queries and keys that go; values only lose those of the heads. Adds to `errors`."""
+) -> tuple[AttentionWeights, KeptAttention | None, dict[str, GroupError]]:
+    """(`attn` without the heads, queries and keys that go, what is kept, errors); values only lose those of heads."""
+    kept = keep(rank_block(weights, statistics, block, groups - {"mlp"}, ranker, args), block, sizes).attn
     if kept is None:
-        return attn
+        return attn, None, {}
     heads, qk = kept.heads.to(attn.proj.device), kept.qk.to(attn.proj.device)
     v_bias = None if attn.v_bias is None else attn.v_bias[heads]
     attn = replace(attn, v=attn.v[heads], v_bias=v_bias, proj=attn.proj[:, heads])
     if statistics.logits is None or qk.shape[1] == block.sizes.qk:
-        return only_heads(attn, heads)
-    attn, errors["qk"] = compensate_qk(attn, statistics.logits, heads, qk, cfg)
-    return attn
+        return only_heads(attn, heads), kept, {}
+    attn, error = compensate_qk(attn, statistics.logits, heads, qk, cfg)
+    return attn, kept, {"qk": error}
+
+
+def refit_mlp(
+    mlp: MlpWeights, joint: Joint, fits: bool, cfg: CompensationConfig
+) -> tuple[MlpWeights, Moments, CompensationConfig]:
+    """(`mlp` with fc2 refitted to what it should give, moments of its hidden channels, `cfg` with the ridge taken).
+
+    fits: whether images are kept aside for what follows.
+    """
+    how, moments = with_ridge(mlp.fc2, joint, cfg), joint.fitted if fits else joint.every
+    fc2, bias = refit(mlp.fc2, moments, how.ridge)
+    hidden = select_moments(moments, torch.arange(fc2.shape[1], device=moments.mean.device))
+    return replace(mlp, fc2=fc2, fc2_bias=bias), hidden, how
+
+
+def cut_mlp(
+    mlp: MlpWeights,
+    weights: BlockWeights,
+    hidden: Moments,
+    block: Block,
+    sizes: Sizes,
+    groups: frozenset[str],
+    ranker: RankerConfig,
+    args: RankerArgs,
+    cfg: CompensationConfig,
+) -> tuple[MlpWeights, dict[str, GroupError]]:
+    """(`mlp` without the channels that go, the error if any do), by `weights` of the block and their moments."""
+    found = BlockStatistics(hidden=hidden)
+    units = keep(rank_block(weights, found, block, groups & {"mlp"}, ranker, args), block, sizes).mlp
+    if units is None:
+        return mlp, {}
+    mlp, error = compensate_mlp(mlp, hidden, units, cfg)
+    return mlp, {"mlp": error}
 
 
 def refit_attention(
@@ -169,20 +202,35 @@ def refit_attention(
     targets: list[Tensor],
     cfg: CompensationConfig,
     seed: int,
-    errors: dict[str, GroupError],
-) -> AttentionWeights:
-    """`attn` with proj refitted to what it should give; values go, and are refitted with it. Adds to `errors`."""
-    whole = with_proj(attn, joint.every, cfg)
-    if kept is None or kept.vo.shape[1] == attn.v.shape[1]:
-        return whole
-    cut, errors["vo"] = cut_values(whole, joint.every, kept, cfg)
-    if cfg.vo != "reduced_rank" or joint.aside is None:
-        return cut
-    whole = with_proj(attn, joint.fitted, cfg)
-    begun, _ = cut_values(whole, joint.fitted, kept, cfg)
-    fitted, fits = fit_values(stream, pruned, block, begun, whole, targets, cfg, seed)
+) -> tuple[AttentionWeights, dict[str, GroupError]]:
+    """(`attn` with proj refitted to what it should give, the error of values); they go, and are refitted with it."""
+    cut, begun, how, errors = ranks.once(refit_proj, attn, joint, kept, cfg)
+    if begun is None:
+        return cut, errors
+    fitted, fits = fit_values(stream, pruned, block, *begun, targets, how, seed)
     errors["vo"] = replace(errors["vo"], fits=fits)
-    return fitted if any(fit.rounds for fit in fits) else cut
+    return fitted if any(fit.rounds for fit in fits) else cut, errors
+
+
+def refit_proj(
+    attn: AttentionWeights, joint: Joint, kept: KeptAttention | None, cfg: CompensationConfig
+) -> tuple[
+    AttentionWeights, tuple[AttentionWeights, AttentionWeights] | None, CompensationConfig, dict[str, GroupError]
+]:
+    """(`attn` with proj refitted and values cut, what `fit_values` begins with, `cfg` with the ridge taken, errors).
+
+    The second is the first without images kept aside, and that before the cut; None where values are not refitted.
+    """
+    how = with_ridge(attn.proj.flatten(1), joint, cfg)
+    whole = with_proj(attn, joint.every, how)
+    if kept is None or kept.vo.shape[1] == attn.v.shape[1]:
+        return whole, None, how, {}
+    cut, error = cut_values(whole, joint.every, kept, how)
+    if cfg.vo != "reduced_rank" or joint.aside is None:
+        return cut, None, how, {"vo": error}
+    whole = with_proj(attn, joint.fitted, how)
+    begun, _ = cut_values(whole, joint.fitted, kept, how)
+    return cut, (begun, whole), how, {"vo": error}
 
 
 def with_proj(attn: AttentionWeights, moments: Moments, cfg: CompensationConfig) -> AttentionWeights:

@@ -15,6 +15,7 @@ from corp_cli.models.blocks import Block
 from corp_cli.models.streams import enter, read_tokens, through, tokens
 from corp_cli.models.sublayers import Sublayer
 from corp_cli.models.token_block import mean_keys, prefix_tokens
+from corp_cli.runtime import ranks
 from corp_cli.runtime.scratch import Keep, on_host
 
 ASIDE = 10
@@ -27,7 +28,8 @@ class Stream:
     weights: how often each token counts at the output of each block, [L, B, N] per batch; None: every token once.
     members: in which token of x̂ [B, n, D] each of x [B, N, D] was merged, [B, N] per batch; None: none was merged yet.
     aside: which images of each batch are kept aside, [B] bool per batch: their errors choose between fits.
-    device: where batches are worked on. keep: where they wait. block: the index of the block at hand.
+    device: where batches are worked on. images: how many there are in all; before: how many of them come before these,
+    in the streams of other processes. keep: where batches wait. block: the index of the block at hand.
     """
 
     dense: list[Tensor]
@@ -36,6 +38,8 @@ class Stream:
     members: list[Tensor | None]
     aside: list[Tensor]
     device: torch.device
+    images: int
+    before: int
     keep: Keep = on_host
     block: int = -1
 
@@ -90,10 +94,14 @@ def start_streams(
         sequence = x.ndim == 3
         weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu() if sequence else None)
     sizes = [len(x) for x in found]
+    own, counts = sum(sizes), ranks.gathered(sum(sizes))
+    count, before = sum(counts), sum(counts[: ranks.rank()])
     chooses = cfg.mlp == "gauss_newton" or cfg.vo == "reduced_rank" or cfg.ridge_lambda is None
-    aside = kept_aside(sum(sizes), seed) if chooses else torch.zeros(sum(sizes), dtype=torch.bool)
+    aside = kept_aside(count, seed) if chooses else torch.zeros(count, dtype=torch.bool)
+    aside = aside[before : before + own]
     device = next(model.parameters()).device
-    return Stream(found, list(found), weights, [None] * len(found), list(aside.split(sizes)), device, keep)
+    members: list[Tensor | None] = [None] * len(found)
+    return Stream(found, list(found), weights, members, list(aside.split(sizes)), device, count, before, keep)
 
 
 def kept_aside(count: int, seed: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""What a run has around it: console, memory, environment."""
+"""What a run has around it: console, memory, environment, other processes."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from corp_cli.errors import CorpError
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 
 T = TypeVar("T")
 Config = TypeVar("Config")
@@ -50,7 +50,8 @@ def halving_batches(work: Callable[[Config], T], cfg: Config, name: str) -> T:
 
     `name` is that of the config section in messages. The work starts afresh, so that no statistics of a half-processed
     batch are left in its sums. That costs little: all batches are of one size, so memory runs out on the first of them
-    if at all. Raises CorpError at batches of 1.
+    if at all. Raises CorpError at batches of 1, and with several processes, of which the others would have to start
+    afresh too.
     """
     smaller: Any = cfg
     while True:
@@ -63,6 +64,11 @@ def halving_batches(work: Callable[[Config], T], cfg: Config, name: str) -> T:
                 raise CorpError(
                     f"Memory ran out even with {name}.batch_size=1; close other programs, or use device=cpu or a "
                     "smaller model."
+                ) from error
+            if ranks.count() > 1:
+                raise CorpError(
+                    f"Memory ran out with {name}.batch_size={smaller.batch_size}, which several processes do not make "
+                    f"smaller by themselves; set {name}.batch_size={smaller.batch_size // 2}."
                 ) from error
         half = smaller.batch_size // 2
         console.warn(f"memory ran out with {name}.batch_size={smaller.batch_size}; going on with {half}.")

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from corp_cli.models.adapter import block_weights, put_module
 from corp_cli.models.blocks import Block, BlockWeights, Sizes
 from corp_cli.models.streams import logits_from, through, tokens
 from corp_cli.models.token_block import put_token_blocks
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 
 # fraction of every group that is cut around the one measured → fractions removed of that one at which it is measured
 ANCHORS = {0.0: (0.125, 0.25, 0.5, 0.75), 0.2: (0.125, 0.25, 0.5, 0.75), 0.4: (0.25, 0.5, 0.75, 0.875)}
@@ -113,7 +114,7 @@ def damage_curves(
     """The curve of every `wanted` (block, group), all others being cut to the sizes `context`.
 
     It is measured where the fractions `anchors` of the group are removed. The stream is kept at the block concerned, so
-    that a measurement costs only the blocks from there on.
+    that a measurement costs only the blocks from there on. Of several processes each measures some of the blocks.
     """
     merging = [i for i, group in wanted if group == TOKENS]
     if merging:
@@ -121,9 +122,13 @@ def damage_curves(
         put_token_blocks(model)
     around = copy.deepcopy(model)
     dense = tuple(block_weights(model, block) for block in blocks)
-    every = zip(blocks, dense, statistics, scores, context, strict=True)
-    for block, weights, statistic, score, sizes in console.track(every, "context", len(blocks)):
-        replace_block(around, block, compensate_block(weights, statistic, keep(score, block, sizes), cfg)[0])
+
+    def solve(i: int) -> BlockWeights:
+        return compensate_block(dense[i], statistics[i], keep(scores[i], blocks[i], context[i]), cfg)[0]
+
+    solved = ranks.spread(solve, range(len(blocks)))
+    for block, weights in zip(blocks, console.track(solved, "context", len(blocks)), strict=True):
+        replace_block(around, block, weights)
     streams, references, classifies = [], [], getattr(model, "num_classes", None) != 0
     damage_of = divergence if classifies else distance
     for images in batches:
@@ -137,14 +142,14 @@ def damage_curves(
         found = sum(damage_of(reference, logits_from(around, x, rest)) for x, reference in every)
         return found / sum(len(x) for x in streams)
 
-    curves, of_context = [], outcome(streams, blocks)
+    curves, of_context, own = [], outcome(streams, blocks), [one for one in wanted if ranks.takes(one[0])]
     for i, block in enumerate(console.track(blocks, "curves", len(blocks))):
         module = around.get_submodule(block.name)
         in_context = copy.deepcopy(module)
-        if i in merging:
+        if (i, TOKENS) in own:
             merged = partial(outcome, streams, blocks[i:])
             curves.append(merge_curve(i, module, streams[0].shape[1], of_context, merged))
-        for group in (group for owner, group in wanted if owner == i and group != TOKENS):
+        for group in (group for owner, group in own if owner == i and group != TOKENS):
             size = getattr(block.sizes, group)
             points = sorted({size, *(max(1, round(size * (1 - a))) for a in anchors)}, reverse=True)
             damage = []
@@ -164,7 +169,7 @@ def damage_curves(
             curves.append(Curve(i, group, interpolate(errors, points, damage)))
         put_module(around, block.name, in_context)
         streams = [through(around, block, x) for x in streams]
-    return curves
+    return sorted(chain.from_iterable(ranks.gathered(curves)), key=lambda curve: curve.block)
 
 
 def merge_curve(block: int, module: Any, tokens: int, of_context: float, outcome: Callable[[], float]) -> Curve:

@@ -20,7 +20,7 @@ from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.spec import AttentionSizes
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import prefix_tokens
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 from corp_cli.sizes.budget import Budget
 from corp_cli.sizes.costs import Cost, Floats, TokenCosts, free_groups
 
@@ -43,7 +43,7 @@ def latency_budget(
     images = images.to(dense.device, dtype)
     model = copy.deepcopy(dense.model).to(dtype)
     stream = torch.randn_like(tokens(model, images))
-    of_dense = median(pass_seconds({"dense": model}, images, PASSES, MAX_SECONDS)["dense"])
+    of_dense = ranks.once(lambda: median(pass_seconds({"dense": model}, images, PASSES, MAX_SECONDS)["dense"]))
     costs, whole, known = [], 0.0, {}
     free = free_groups(dense.blocks, base)
     for i, block in enumerate(console.track(dense.blocks, "latency", len(dense.blocks))):
@@ -54,7 +54,7 @@ def latency_budget(
                 continue
             key = base[i], block.sizes, allowed, updated
             if key not in known:
-                known[key] = time_sublayer(model, block, base[i], allowed, updated, stream)
+                known[key] = ranks.once(time_sublayer, model, block, base[i], allowed, updated, stream)
             axes, values, whole_sublayer = known[key]
             costs.append(Cost(i, allowed, axes, values))
             whole += whole_sublayer
@@ -73,6 +73,9 @@ def token_seconds(
     seen = sorted({max(prefix + 2, round(whole * share)) for share in SHARES})
 
     def timed(module: nn.Module, counts: list[int]) -> Floats:
+        return ranks.once(seconds, module, counts)
+
+    def seconds(module: nn.Module, counts: list[int]) -> Floats:
         found = [median(pass_seconds({"": module}, stream[:, :n], PASSES, MAX_SECONDS)[""]) for n in counts]
         return np.interp(np.arange(whole + 1), counts, found)
 

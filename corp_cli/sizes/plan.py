@@ -10,6 +10,7 @@ from torch import Tensor
 
 from corp_cli.method.rank import Scores
 from corp_cli.models.blocks import Sizes
+from corp_cli.runtime import ranks
 from corp_cli.sizes.budget import Budget, matching_fraction, spend, uniform
 from corp_cli.sizes.curves import ANCHORS, TOKENS, Curve
 from corp_cli.sizes.schedule import schedules
@@ -53,7 +54,8 @@ def choose_sizes(
         wanted += [(i, TOKENS) for i in range(len(target.base) - 1)]
     for _ in range(rounds):
         curves = measure(context, ANCHORS[fraction], wanted)
-        plan = replace(best_plan(target, {(c.block, c.group): c.damage for c in curves}), curves=tuple(curves))
+        found = ranks.once(best_plan, target, {(c.block, c.group): c.damage for c in curves})
+        plan = replace(found, curves=tuple(curves))
         context = plan.sizes
     return plan
 

@@ -49,7 +49,7 @@ def test_what_is_drawn_does_not_depend_on_batches() -> None:
         enter_block(stream, model, block)
         sample, branch = Sample(40, seed=1), sublayers(model, block)[1]
         with torch.no_grad():
-            joint_moments(stream, branch, sampled(observe(stream, branch, CompensationConfig()), 24, sample))
+            joint_moments(stream, branch, sampled(stream, observe(stream, branch, CompensationConfig()), sample))
         drawn.append([torch.cat(part) for part in zip(*sample.tokens, strict=True)])
     assert 20 < len(drawn[0][0]) < 60
     for first, second in zip(*drawn, strict=True):

@@ -17,7 +17,7 @@ from corp_cli.method.compensate import GroupError
 from corp_cli.models.blocks import Block
 from corp_cli.models.resize import pruned_sizes, resize, sizes_from_json
 from corp_cli.models.spec import PrunedSizes
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 
 KIND = "repaired block"
 
@@ -54,10 +54,19 @@ class BlockFiles:
         }
         state = pruned.get_submodule(block.name).state_dict()
         with contextlib.suppress(CorpError):  # the run can do without it
-            write_kept(self.path(index), KIND, Kept(self.key, content, state))
+            ranks.once(write_kept, self.path(index), KIND, Kept(self.key, content, state))
 
     def read(self, index: int, block: Block, pruned: nn.Module) -> dict[str, GroupError] | None:
         """Put a kept block into `pruned` and give its errors; None where none is kept, or not this one."""
+        kept = ranks.once(self.find, index, block)
+        if kept is None:
+            return None
+        resize(pruned, {block.name: sizes_from_json(kept.content["sizes"])})
+        pruned.get_submodule(block.name).load_state_dict(kept.tensors)
+        return {group: group_error(error) for group, error in kept.content["errors"].items()}
+
+    def find(self, index: int, block: Block) -> Kept | None:
+        """What is kept of a block."""
         path = self.path(index)
         if not path.exists():
             return None
@@ -65,9 +74,7 @@ class BlockFiles:
             kept = read_kept(path, KIND)
             if kept.key != self.key or kept.content["block"] != block.name:
                 raise DamagedError("belongs to another run")
+            return kept
         except CorpError as error:
             console.warn(f"{path} {error}; {block.name} is repaired anew.")
             return None
-        resize(pruned, {block.name: sizes_from_json(kept.content["sizes"])})
-        pruned.get_submodule(block.name).load_state_dict(kept.tensors)
-        return {group: group_error(error) for group, error in kept.content["errors"].items()}

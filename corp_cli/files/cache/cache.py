@@ -1,4 +1,7 @@
-"""What runs need not do again: one cache, in which statistics, damage curves and blocks are kept under one key."""
+"""What runs need not do again: one cache, in which statistics, damage curves and blocks are kept under one key.
+
+Of several processes the first alone reads and writes it; what it finds, all have found.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from corp_cli.method.calibrate import statistics_device
 from corp_cli.method.statistics import Statistics
 from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loaded import LoadedModel
-from corp_cli.runtime import console
+from corp_cli.runtime import console, ranks
 from corp_cli.sizes.curves import Curve
 
 
@@ -89,7 +92,8 @@ def cached_statistics(
     path = own if key == cache.key else in_cache(cache, "statistics", key)
     with turn(cache, path, "measuring the same statistics"):
         try:
-            found = found_in(cache, path, key, lambda: read_statistics(path, statistics_device(dense.model)))
+            home = statistics_device(dense.model)
+            found = ranks.once(found_in, cache, path, key, lambda: read_statistics(path, home))
         except ForeignError as error:
             console.warn(f"calibration.cache: {path} {error}; measuring without it.")
             return measure()
@@ -127,7 +131,7 @@ def cached_curves(cache: Cache, parts: dict[str, Any], measure: Callable[[], lis
     key = extended(cache.key, **parts)
     path = in_cache(cache, "curves", key)
     with turn(cache, path, "measuring the same damage curves"):
-        found = found_in(cache, path, key, lambda: read_curves(path))
+        found = ranks.once(found_in, cache, path, key, lambda: read_curves(path))
         if found is not None:
             console.err().print(f"corp: damage curves read from {path}", style="dim", markup=False)
             return found.curves
@@ -158,7 +162,7 @@ def found_in(cache: Cache, path: Path, key: Key, read: Callable[[], K]) -> K | N
 
 def turn(cache: Cache, path: Path, doing: str) -> contextlib.AbstractContextManager[None]:
     """The time in which this run alone reads or makes `path`, of a cache that others share."""
-    return contextlib.nullcontext() if cache.shared is None else in_turn(path, doing)
+    return in_turn(path, doing) if cache.shared is not None and ranks.leads() else contextlib.nullcontext()
 
 
 def cached_blocks(cache: Cache, parts: dict[str, Any]) -> BlockFiles | None:
@@ -184,7 +188,7 @@ def in_cache(cache: Cache, kind: str, key: Key) -> Path:
 def keep(cache: Cache, write: Callable[[], None]) -> None:
     """Let `write` add a file; what a run keeps for itself alone it can do without."""
     try:
-        write()
+        ranks.once(write)
     except CorpError as error:
         if cache.shared is not None:
             raise CorpError(f"calibration.cache: {error}") from error
