@@ -41,6 +41,7 @@ from corp_cli.prepare import (
     tracked_batches,
     warn_near_chance,
 )
+from corp_cli.report.page.page import write_page
 from corp_cli.report.report import make_report, write_report
 from corp_cli.report.schema import Report
 from corp_cli.report.summary import brief, summary_html
@@ -82,7 +83,7 @@ def prune(
     cache: Cache | None = None,
     given: Given | None = None,
 ) -> PruneResult:
-    """Prune one model as `cfg` says; write pruned.safetensors, report.json and plan.yaml to `output_dir` if given.
+    """Prune one model as `cfg` says; write pruned.safetensors, report.json, report.html and plan.yaml to `output_dir`.
 
     cache: where statistics, damage curves and compensated blocks are kept and found again, besides calibration.cache.
     given: a model and images that are at hand, in place of those that `cfg` names; see corp_cli.live.prune_model.
@@ -129,6 +130,7 @@ def prune(
     if folder:
         write_whole(folder / PLAN, lambda file: file.write(plan_text(plan, blocks)))
         write_report(report, folder)
+        write_page(report, folder)
         track(report, names_in(cfg.track), folder)
     return PruneResult(pruned, report)
 

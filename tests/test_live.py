@@ -210,7 +210,12 @@ def test_overrides_reach_the_run() -> None:
 
 def test_files_are_written_where_that_is_asked_for(tmp_path: Path) -> None:
     result = quickly(build("vit"), images("vit", 24), output_dir=tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["plan.yaml", "pruned.safetensors", "report.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "plan.yaml",
+        "pruned.safetensors",
+        "report.html",
+        "report.json",
+    ]
     assert same_weights(load_pruned(tmp_path / "pruned.safetensors"), weights(result.model))
     again = quickly(build("vit"), images("vit", 24), f"sparsity.plan='{tmp_path}/plan.yaml'")
     assert again.report.blocks[1].pruned == result.report.blocks[1].pruned

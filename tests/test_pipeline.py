@@ -74,7 +74,7 @@ def test_a_result_is_short_to_read(half: tuple[PruneResult, Path]) -> None:
 
 def test_files_are_whole_and_nothing_else_is_left(half: tuple[PruneResult, Path]) -> None:
     result, folder = half
-    assert sorted(p.name for p in folder.iterdir()) == ["plan.yaml", "pruned.safetensors", "report.json"]
+    assert sorted(p.name for p in folder.iterdir()) == ["plan.yaml", "pruned.safetensors", "report.html", "report.json"]
     report = json.loads((folder / "report.json").read_text())
     assert report["schema_version"] == SCHEMA_VERSION
     assert report["size"]["pruned"]["parameters"] == sum(p.numel() for p in result.model.parameters())
@@ -183,5 +183,5 @@ def test_the_run_says_where_everything_is(tmp_path: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "top-1" in out
     assert "images/s" in out
-    assert f"Wrote pruned.safetensors, report.json and plan.yaml to {tmp_path}" in out
+    assert f"Wrote pruned.safetensors, report.json, report.html and plan.yaml to {tmp_path}" in out
     assert "50 images of digits_test.safetensors" in out

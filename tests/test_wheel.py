@@ -69,7 +69,9 @@ def test_contents(wheel: Path) -> None:
     configs = {f"corp_cli/{path.relative_to(CHECKOUT).as_posix()}" for path in (CHECKOUT / "configs").rglob("*.yaml")}
     modules = {path.relative_to(CHECKOUT).as_posix() for path in (CHECKOUT / "corp_cli").rglob("*.py")}
     assert len(configs) > 10
-    assert configs | modules | {"corp_cli/py.typed", "corp_cli/bundled/vit_digits.safetensors"} <= names
+    others = {f"corp_cli/report/page/{name}" for name in ("page.html", "page.css", "page.js", "chartjs/LICENSE.md")}
+    others |= {"corp_cli/py.typed", "corp_cli/bundled/vit_digits.safetensors"}
+    assert configs | modules | others <= names
     tops = {name.split("/")[0] for name in names}
     info = f"corp_cli-{corp_cli.__version__}.dist-info"
     assert tops == {"corp_cli", info}  # no tests, no scripts
@@ -122,7 +124,7 @@ def test_runs_away_from_the_checkout_and_reloads(installed: Path, tmp_path: Path
 
     assert execute(installed / "corp", "--version", cwd=tmp_path) == f"corp {corp_cli.__version__}\n"
     shown = execute(installed / "corp", "prune", "hydra.run.dir=run", *QUICK, cwd=tmp_path)
-    assert "Wrote pruned.safetensors, report.json and plan.yaml" in shown
+    assert "Wrote pruned.safetensors, report.json, report.html and plan.yaml" in shown
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
     report = json.loads((tmp_path / "run" / "report.json").read_text())

@@ -55,7 +55,18 @@ OWN_FLAGS = {"check": ("--against",), "prune": ("--dry-run",), "push": ("--dry-r
 PATH_KEYS = (
     *(f"calibration.{key}" for key in ("path", "root", "cache", "scratch")),
     *(f"evaluation.{key}" for key in ("path", "root", "labels", "class_map")),
-    *("model.checkpoint", "sparsity.plan", "checkpoint", "folder", "report", "against", "junit", "markdown"),
+    *(
+        "model.checkpoint",
+        "sparsity.plan",
+        "checkpoint",
+        "folder",
+        "report",
+        "runs",
+        "output",
+        "against",
+        "junit",
+        "markdown",
+    ),
 )
 VALUES = {
     **{f"ranker.{group}": choices for group, choices in RANKERS.items()},

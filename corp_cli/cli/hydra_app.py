@@ -30,7 +30,8 @@ from corp_cli.cli.table import COMMANDS
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
 
-BARE = {"check": "report", "push": "repo", "summary": "folder"}  # command → the key of the word that needs none
+# command → the key of the word that needs none; corp report takes several such words
+BARE = {"check": "report", "push": "repo", "summary": "folder", "report": "runs"}
 DRY = ("prune", "push", "study")  # the commands that know --dry-run
 
 
@@ -77,6 +78,8 @@ def spelled_out(command: str, args: Sequence[str]) -> list[str]:
             word = f"against={quoted(path)}"
         words.append(word)
     bare = [word for word in parse_flags(command, words).overrides if "=" not in word and not word.startswith("~")]
+    if bare and command == "report":
+        return [*(word for word in words if word not in bare), f"runs=[{','.join(map(quoted, bare))}]"]
     if len(bare) > 1:
         second = bare[1]
         advice = {

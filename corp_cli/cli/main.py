@@ -41,6 +41,7 @@ Examples:
   corp push OWNER/NAME checkpoint=FILE                       share it on the Hugging Face hub
   corp check report.json --against baseline.json             fail where a result is worse than another
   corp summary outputs                                       all runs below a folder side by side
+  corp report outputs                                        the same as a page with charts
   corp analyze model=deit_tiny calibration.path=photos       how redundant every block is
   corp study experiment=table1                               a table of the paper again, on any model
   corp info checkpoint=FILE                                  the pruned.safetensors of a run

@@ -23,7 +23,7 @@ from corp_cli.errors import CorpError
 EXPECTED = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 
 # Keys that take a list, groups in whose place one does, and a key that takes one of what such a list holds.
-LISTS = {"export.formats": "export.formats", "export": "export.formats", "dtypes": "dtypes"}
+LISTS = {"export.formats": "export.formats", "export": "export.formats", "dtypes": "dtypes", "runs": "runs"}
 SINGLE = ("format",)
 
 LAID_OVER = "_laid_over"  # what hydra_app adds to the name of a config that has no defaults list

@@ -9,6 +9,7 @@ from corp_cli.config.analyze import AnalyzeConfig
 from corp_cli.config.gate import CheckConfig
 from corp_cli.config.prune import BenchConfig, DoctorConfig, EvaluateConfig, ExportConfig, InfoConfig, PruneConfig
 from corp_cli.config.push import PushConfig
+from corp_cli.config.report import ReportConfig
 from corp_cli.config.study import StudyConfig
 from corp_cli.config.summary import SummaryConfig
 
@@ -33,6 +34,7 @@ COMMANDS = {
     "push": Command("share a checkpoint on the Hugging Face hub, with a model card", PushConfig, writes_folder=False),
     "check": Command("compare a report with a baseline, and fail where it is worse", CheckConfig, writes_folder=False),
     "summary": Command("put all runs below a folder side by side", SummaryConfig, writes_folder=False),
+    "report": Command("show runs as one page, with charts", ReportConfig, writes_folder=False),
     "study": Command("draw a table or figure of the paper again, on any model", StudyConfig),
     "info": Command("describe a pruned checkpoint", InfoConfig, writes_folder=False),
     "doctor": Command(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "pruned.safetensors"
 SHARDS = f"pruned-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"  # of one that is too large for one file
-REPORT, PLAN = "report.json", "plan.yaml"
+REPORT, PLAN, PAGE = "report.json", "plan.yaml", "report.html"
 STATE = ".resume"  # in the output folder of corp prune until it is done: what an interrupted run goes on from
 PARTIAL = ".partial"
 MARGIN = 2**20  # for the report and Hydra's own files
@@ -56,20 +56,23 @@ def clear_results(folder: Path) -> None:
     data = [f"{name}.data" for name in names]  # beside an ONNX file that is too large for one
     try:
         shards = [f"{CHECKPOINT}.index.json", *(path.name for path in folder.glob(SHARDS))]
-        for name in (*names, *data, *shards, CHECKPOINT, PLAN, REPORT):  # the report last: it names the others
+        for name in (*names, *data, *shards, CHECKPOINT, PLAN, PAGE, REPORT):  # the report last: it names the others
             if (folder / name).is_file():
                 (folder / name).unlink()
     except OSError as error:
         raise CorpError(cannot_write(folder / name, error)) from error
 
 
-def write_whole(path: Path, write: Callable[[TextIO], Any]) -> None:
-    """Let `write` fill the text file `path`, which appears only when whole. Raises CorpError if that fails."""
+def write_whole(path: Path, write: Callable[[TextIO], Any], key: str = "hydra.run.dir") -> None:
+    """Let `write` fill the text file `path`, which appears only when whole.
+
+    Raises CorpError, naming the `key` that sets the folder, if that fails.
+    """
     try:
         with appearing(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
             write(file)
     except OSError as error:
-        raise CorpError(cannot_write(path, error)) from error
+        raise CorpError(cannot_write(path, error, key)) from error
 
 
 def write_json(content: Any, path: Path) -> None:

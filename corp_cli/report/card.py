@@ -26,7 +26,7 @@ ROWS = (  # label, key in the report, form, whether it is to the dense model
     ("top-5", "top5", "{:.2f}%", False),
     ("k-NN top-1", "knn_top1", "{:.2f}%", False),
     ("same class as the dense model", "agreement", "{:.2f}%", True),
-    ("KL from the dense model, nats", "kl", "{:.4f}", True),
+    ("KL from the dense model, nats", "kl", "{:.3g}", True),
     ("cosine of features to the dense model's", "cosine", "{:.4f}", True),
     ("CKA of features with the dense model's", "cka", "{:.4f}", True),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from corp_cli.files.output import REPORT
 from corp_cli.report.schema import EVALUATION, SCHEMA_VERSION
 
 Pair = tuple[str, str]
+LARGEST = sys.float_info.max  # beyond it are infinity, integers that no float holds, and NaN compares with nothing
 MACHINE = ("device", "device_name", "cpu_count", "cpu_capability", "torch_threads")
 
 
@@ -104,6 +105,6 @@ def at(content: Any, path: str) -> Any:
 def number(content: Any, path: str, name: str) -> float | None:
     """The finite number at `path`; None where it was not measured."""
     value = at(content, path)
-    if value is None or (type(value) in (int, float) and math.isfinite(value)):
+    if value is None or (type(value) in (int, float) and abs(value) <= LARGEST):
         return value
     raise CorpError(f"{name} has {path}={value}, which is not a number; give the file as corp wrote it.")

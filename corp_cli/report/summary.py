@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from corp_cli.files.output import CHECKPOINT, PLAN, REPORT
+from corp_cli.files.output import CHECKPOINT, PAGE, PLAN, REPORT
 from corp_cli.report.schema import Report
 from corp_cli.runtime import console
 
@@ -102,4 +102,6 @@ def show(report: Report, folder: Path) -> None:
         console.warn(f"left alone: {line}")
     seconds = sum(report.stage_seconds.values())
     exported = "".join(f", {file.file}" for file in report.export or [])
-    out.print(f"Wrote {CHECKPOINT}{exported}, {REPORT} and {PLAN} to {folder} in {seconds:.1f} s.", markup=False)
+    out.print(
+        f"Wrote {CHECKPOINT}{exported}, {REPORT}, {PAGE} and {PLAN} to {folder} in {seconds:.1f} s.", markup=False
+    )

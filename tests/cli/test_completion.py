@@ -61,6 +61,8 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
         ("corp push me/small --dry-run checkpoint=a priv", ["private="]),
         ("corp push me/small folder=ph", ["folder=photos/"]),
         ("corp push private=f", ["private=false"]),
+        ("corp report output=pho", ["output=photos/"]),
+        ("corp report photos/ photos/m", ["photos/model/"]),
         ("corp info checkpoint=photos/", ["checkpoint=photos/a.jpg", "checkpoint=photos/model/"]),
     ],
 )

@@ -116,7 +116,12 @@ def test_logging_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_as_a_library_no_log_is_written_and_nothing_is_configured() -> None:
     handlers = list(PACKAGE.handlers), list(logging.getLogger().handlers)
     prune(QUICK, Path("out"))
-    assert sorted(path.name for path in Path("out").iterdir()) == ["plan.yaml", "pruned.safetensors", "report.json"]
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "plan.yaml",
+        "pruned.safetensors",
+        "report.html",
+        "report.json",
+    ]
     assert (PACKAGE.handlers, logging.getLogger().handlers) == handlers
 
 

@@ -243,7 +243,7 @@ def test_prune_that_breaks_a_limit_keeps_its_files(capsys: Captured) -> None:
     broken = ["gate.max_kl=0", "gate.min_macs_removed=0.3"]
     assert main(["prune", *UNTIMED, *broken, "sparsity.joint=0.5", "hydra.run.dir=run"]) == 3
     captured = capsys.readouterr()
-    assert "Wrote pruned.safetensors, report.json and plan.yaml" in captured.out
+    assert "Wrote pruned.safetensors, report.json, report.html and plan.yaml" in captured.out
     (said,) = (line for line in captured.err.splitlines() if "images are seen" not in line)
     pattern = r"corp: The result breaks a limit: KL to dense \d\.\d+ nats, allowed at most .* nats \(gate\.max_kl\); "
     assert re.fullmatch(pattern + r"its files are in .*run\.", said)

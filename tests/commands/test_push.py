@@ -115,7 +115,7 @@ def test_the_card_holds_the_figures_of_the_report(checkpoint: Path) -> None:
         assert [float(cell.strip("%| ")) for cell in cells[label]] == pytest.approx(found, abs=0.005)
     for label, key in (("same class as the dense model", "agreement"), ("KL from the dense model, nats", "kl")):
         found = [report["evaluation"][model][key] for model in ("uncompensated", "pruned")]
-        assert [float(cell.strip("%| ")) for cell in cells[label][1:]] == pytest.approx(found, abs=0.005)
+        assert [float(cell.strip("%| ")) for cell in cells[label][1:]] == pytest.approx(found, rel=0.005, abs=0.005)
     for label, key in (("parameters", "parameters"), ("MACs of one image", "macs")):
         found = [report["size"][model][key] for model in ("dense", "pruned")]
         assert [int(cell.replace(",", "")) for cell in cells[label][:2]] == found

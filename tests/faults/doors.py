@@ -203,7 +203,7 @@ def told(what: str, folder: Path) -> None:
         outcome = corp(folder, *argv, before=before)
         require_sentence(outcome, 0)
         found[name] = {path.name: path.read_bytes() for path in files(place / name).values()}
-        for file in ("pruned.safetensors", "report.json", "plan.yaml"):
+        for file in ("pruned.safetensors", "report.json", "report.html", "plan.yaml"):
             for word in (
                 "secretplace",
                 str(folder),

@@ -24,6 +24,7 @@ BATCHES = {  # of every reader
     "header": 8,
     "plan": 8,
     "report": 8,
+    "page": 4,
     "labels": 10,
     "class map": 4,
     "list": 8,
@@ -36,7 +37,7 @@ BATCHES = {  # of every reader
     "preprocessor_config.json": 4,
     "overrides": 1,
 }
-SLOW = {"overrides": 100}  # inputs in a batch
+SLOW = {"overrides": 100, "page": 100}  # inputs in a batch
 
 
 @dataclass(frozen=True)

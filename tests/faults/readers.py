@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from corp_cli.commands import check, info
+from corp_cli.commands.report import readable_reports
 from corp_cli.config.gate import CheckConfig
 from corp_cli.config.prune import InfoConfig, ModelConfig
 from corp_cli.errors import CorpError
@@ -25,6 +26,8 @@ from corp_cli.images.sources import read_images
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import load_dense
 from corp_cli.models.state_dict import read_state_dict
+from corp_cli.report.page.page import page
+from corp_cli.report.runs import ordered, words
 from corp_cli.sizes.plan_file import read_plan
 from tests.faults.forks import narrow
 from tests.faults.inputs import (
@@ -114,6 +117,17 @@ def check_report(path: Path) -> None:
         )
 
 
+def show_report(path: Path) -> None:
+    """As a page, beside a sound one and alone."""
+    for file, run in (("sound.json", "whole"), (path, "odd")):
+        Path(run).mkdir(exist_ok=True)
+        shutil.copyfile(file, f"{run}/report.json")
+    for folders in (["whole", "odd"], ["odd"]):
+        if found := readable_reports([Path(folder) for folder in folders]):
+            keys, runs = ordered(run for run, _ in found)
+            page([report for _, report in found], keys, [words(run, keys) for run in runs])
+
+
 KEYS = [
     "sparsity.joint",
     "sparsity.mlp",
@@ -179,6 +193,7 @@ ALL: dict[str, tuple[Any, Any, Any]] = {
     "header": (lambda: copied("pruned.safetensors"), some_bytes("sound.safetensors"), read_checkpoint),
     "plan": (lambda: copied("plan.yaml"), a_plan, lambda path: read_plan(path, dense_blocks(), 1, 17, 0)),
     "report": (lambda: copied("report.json"), text_or_json("sound.json", "bad.json"), check_report),
+    "page": (lambda: copied("report.json"), text_or_json("sound.json", "bad.json"), show_report),
     "labels": (
         lay_labels,
         some_labels("sound.csv", "sound.tsv", "sound.txt", "sound.json", "list.json"),

@@ -63,7 +63,7 @@ def test_a_working_folder_that_goes_during_the_run(
     argv = ["prune", *UNTIMED, f"hydra.run.dir={run}"]
     assert main.main(argv) == 0
     assert {path.name for path in run.iterdir()} == {
-        *(".hydra", "plan.yaml", "prune.log", "pruned.safetensors", "report.json"),
+        *(".hydra", "plan.yaml", "prune.log", "pruned.safetensors", "report.html", "report.json"),
     }
     assert main.main(argv) == 2
     assert "The current folder is there no more" in capsys.readouterr().err

@@ -158,6 +158,7 @@ def test_files_that_mean_something_else(path: str, value: Any, words: list[str])
         (changed(REPORT, evaluation__pruned__top1="high"), ["top1=high", "not a number"]),
         (changed(REPORT, evaluation__pruned__kl=float("nan")), ["kl=nan", "not a number"]),
         (changed(REPORT, size__pruned__macs=True), ["macs=True", "not a number"]),
+        (changed(REPORT, size__pruned__macs=10**400), ["is not a number"]),
     ],
 )
 def test_what_is_no_report_of_this_version(content: Any, words: list[str]) -> None:

@@ -1,0 +1,1 @@
+"""report.html: one file that shows runs to a person, with charts and without a network. Imports no torch."""
