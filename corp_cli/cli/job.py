@@ -92,7 +92,8 @@ def carry_out(task: Task, cfg: DictConfig, begins: Callable[[Job], None] | None 
                 began = around.enter_context(saved.recorded(job.output_dir, cfg, began, task.resumed))
             around.enter_context(working_in(began))
             shared = [task.shared] if prunes and task.shared is not None and is_own(task.shared) else []
-            module = import_module(f"corp_cli.commands.{task.command}")
+            with console.busy("starting"):  # PyTorch takes seconds to load
+                module = import_module(f"corp_cli.commands.{task.command}")
             value = module.run(typed(cfg, COMMANDS[task.command].schema), job.output_dir, *shared)
     except (Exception, KeyboardInterrupt) as error:
         return replace(job, error=stop_within(error) or as_mistake(error))
