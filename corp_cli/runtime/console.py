@@ -185,7 +185,7 @@ class Bar:
     def in_all(self, part: float, before: str = "") -> str:
         """What is left of the whole run, where that is known."""
         left = self.outlook(part)
-        return "" if left is None else f"{before}about {roughly(left)} left in all"
+        return "" if left is None else f"{before}{roughly(left)} left in all"
 
 
 def duration(seconds: float) -> str:
@@ -200,16 +200,16 @@ def duration(seconds: float) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """`seconds` as an estimate deserves: a few seconds, 40 s, 4 min, 1 h 20 min."""
+    """`seconds` as an estimate deserves: a few seconds, about 40 s, about 4 min, about 1 h 20 min."""
     minutes = round(seconds / 60)
     if seconds < 10:
         return "a few seconds"
     if seconds < 55:
-        return f"{round(seconds, -1):.0f} s"
+        return f"about {round(seconds, -1):.0f} s"
     if minutes < 60:
-        return f"{minutes} min"
+        return f"about {minutes} min"
     hours, rest = divmod(round(minutes, -1), 60)
-    return f"{hours} h {rest} min" if rest else f"{hours} h"
+    return f"about {hours} h {rest} min" if rest else f"about {hours} h"
 
 
 @contextmanager
