@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -55,6 +56,7 @@ from corp_cli.sizes.plan_file import plan_text
 
 STAGES = ("load", "calibrate", "rank", "plan", "compensate", "evaluate", "export")
 UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")
+Expect = Callable[[Work, PruneConfig], dict[str, float]]  # → seconds by stage
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,13 @@ def prune(
     output_dir: str | PathLike[str] | None = None,
     cache: Cache | None = None,
     given: Given | None = None,
+    expect: Expect | None = None,
 ) -> PruneResult:
     """Prune one model as `cfg` says; write pruned.safetensors, report.json, report.html and plan.yaml to `output_dir`.
 
     cache: where statistics, damage curves and compensated blocks are kept and found again, besides calibration.cache.
     given: a model and images that are at hand, in place of those that `cfg` names; see corp_cli.live.prune_model.
+    expect: estimates what the stages will take, for the time left that a terminal sees.
     Of several processes (corp_cli.runtime.ranks) the first alone has a folder and a cache; all give the same model.
     Raises CorpError for anything that the user can put right.
     """
@@ -98,6 +102,7 @@ def prune(
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images
         sets = images.calibration, images.spares
         cache = ranks.once(opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups)
+        watch.expected |= expect(work, cfg) if expect else {}
     with watch("calibrate"):
         statistics = cached_statistics(cache, work.dense, images.calibrated, lambda: measure_statistics(work, cfg))
         require_tokens(blocks, statistics, images.calibrated.good, cfg.compensation)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # figures are compared with those of a CPU; device=auto would take a GPU
+if "CORP_TEST_CUDA" not in os.environ:  # figures are compared with those of a CPU, and device=auto would take a GPU
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from corp_cli import commands
 from corp_cli.config.prune import PruneConfig

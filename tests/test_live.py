@@ -153,10 +153,38 @@ def test_the_dtype_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     require_same(logits(loaded, x.to(dtype)), logits(pruned, x.to(dtype)))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_device_is_kept() -> None:
-    pruned = quickly(build("vit").cuda(), images("vit", 24)).model
-    assert {p.device.type for p in pruned.parameters()} == {"cuda"}
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU: CORP_TEST_CUDA=1 pytest tests/test_live.py -k cuda"
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("how", [{"recipe": "paper"}, {"recipe": "best", "macs": 0.3}], ids=["paper", "best"])
+def test_on_cuda_device_and_dtype_are_kept_and_the_model_trains(
+    dtype: torch.dtype, how: dict[str, Any], tmp_path: Path
+) -> None:
+    model, x = build("vit").to("cuda", dtype).train(), images("vit", 24)  # the images come from the CPU
+    before = weights(model)
+    result = quickly(model, x, **how)
+    pruned, there = result.model, x.to("cuda", dtype)
+    assert same_weights(model, before)
+    assert {(p.device.type, p.dtype) for p in pruned.parameters()} == {("cuda", dtype)}
+    assert {b.device.type for b in pruned.buffers()} <= {"cuda"}
+    assert pruned.training
+    assert result.report.environment.device.startswith("cuda")
+    assert result.report.size.removed_percent.macs > 5
+    optimiser = torch.optim.SGD(pruned.parameters(), lr=0.01)
+    labels, losses = torch.arange(4, device="cuda"), []
+    for _ in range(20):
+        optimiser.zero_grad()
+        loss = F.cross_entropy(pruned(there[:4]).float(), labels)
+        loss.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in pruned.parameters())
+        optimiser.step()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    save_pruned(pruned, tmp_path / "pruned.safetensors")
+    loaded = load_pruned(tmp_path / "pruned.safetensors")
+    assert {(p.device.type, p.dtype) for p in loaded.parameters()} == {("cpu", dtype)}
+    assert same_weights(loaded, weights(pruned.cpu()))
 
 
 def test_parameters_are_ordinary_in_any_mode_of_the_caller() -> None:

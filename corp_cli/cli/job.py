@@ -96,7 +96,8 @@ def carry_out(task: Task, cfg: DictConfig, begins: Callable[[Job], None] | None 
             more: list[Any] = [task.shared] if prunes and task.shared is not None and is_own(task.shared) else []
             if task.command == "study":
                 more = [composer(here.overrides.task)]
-            module = import_module(f"corp_cli.commands.{task.command}")
+            with console.busy("starting"):  # PyTorch takes seconds to load
+                module = import_module(f"corp_cli.commands.{task.command}")
             value = module.run(typed(cfg, COMMANDS[task.command].schema), job.output_dir, *more)
     except (Exception, KeyboardInterrupt) as error:
         return replace(job, error=stop_within(error) or as_mistake(error))

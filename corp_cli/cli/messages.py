@@ -76,6 +76,11 @@ def explain(error: Exception, command: str, overrides: Sequence[str], loader: Co
         file, problem, key = named[1].removesuffix(LAID_OVER), named[2], named[3]
         if not problem.startswith("Key "):
             return f"{file}.yaml sets {key} wrongly: {problem}."
+        if command == "prune" and file in ("gate/default", "gate/strict"):
+            return (
+                f"{file.replace('/', '=')} is for corp check, which compares with a baseline; give corp prune limits "
+                "such as gate.max_top1_drop=2."
+            )
         return f"{file}.yaml sets {key}, which is no key of corp {command}{close_match(key, keys_of(command)) or '.'}"
     if named := re.match(r"provider=hydra.searchpath.*, path=(.*) is not available", message):
         return f"hydra.searchpath names {named[1]}, which is not a folder of configs."

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from corp_cli.commands.estimate import Rates, measure_rates, peak_mib, stage_seconds
+from corp_cli.commands.estimate import Rates, likely_sizes, measure_rates, peak_mib, stage_seconds
 from corp_cli.config.prune import PruneConfig
 from corp_cli.export.formats import require_packages
 from corp_cli.models.blocks import GROUPS, Sizes
 from corp_cli.prepare import Work, prepare
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import plain_memory_errors
-from corp_cli.sizes.budget import Budget, matching_fraction, uniform
+from corp_cli.sizes.budget import Budget, matching_fraction
 from corp_cli.sizes.costs import cost_of
 
 UNITS = {"params": "parameters", "macs": "MACs"}
@@ -37,8 +37,7 @@ def foresee(cfg: PruneConfig) -> Outlook:
     with watch("load"):
         require_packages(cfg.export)
         work = prepare(cfg)
-    dense, target = work.dense, work.target
-    sizes = uniform(target, matching_fraction(target)) if isinstance(target, Budget) else target.sizes
+    dense, target, sizes = work.dense, work.target, likely_sizes(work)
     whole = tuple(block.sizes for block in dense.blocks)
     counts = {}
     for kind, label in UNITS.items():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from corp_cli.config.images import CalibrationConfig
 from corp_cli.config.prune import CompensationConfig, PruneConfig, SparsityConfig
+from corp_cli.errors import CorpError
 from corp_cli.images.sources import ImageSet
 from corp_cli.linalg.gauss_newton import Layers, Tokens, gauss_newton
 from corp_cli.linalg.moments import RunningMoments, select_moments
@@ -46,8 +47,8 @@ from corp_cli.models.streams import tokens
 from corp_cli.pipeline import UNCOMPENSATED
 from corp_cli.prepare import Work, first_batch
 from corp_cli.runtime.environment import peak_memory_mib
-from corp_cli.runtime.memory import room_of
-from corp_cli.sizes.budget import Budget, uniform
+from corp_cli.runtime.memory import plain_memory_errors, room_of
+from corp_cli.sizes.budget import Budget, matching_fraction, uniform
 from corp_cli.sizes.costs import cost_of
 from corp_cli.sizes.curves import ANCHORS, MERGED
 from corp_cli.sizes.plan import context_fraction
@@ -73,6 +74,21 @@ class Rates:
     batch: int  # images in the passes that were timed
     host_mib: float
     device_mib: float | None  # on CUDA
+
+
+def expected_seconds(work: Work, cfg: PruneConfig) -> dict[str, float]:
+    """Seconds of the long stages, by their names in the report, from short runs; none where these cannot be done."""
+    try:
+        with plain_memory_errors():
+            return stage_seconds(work, cfg, likely_sizes(work), measure_rates(work, cfg.calibration))
+    except CorpError:  # if that is in the way of the run too, the run says so
+        return {}
+
+
+def likely_sizes(work: Work) -> tuple[Sizes, ...]:
+    """Those asked for, or, under a budget, uniform ones that would meet it."""
+    target = work.target
+    return uniform(target, matching_fraction(target)) if isinstance(target, Budget) else target.sizes
 
 
 def measure_rates(work: Work, cfg: CalibrationConfig) -> Rates:

@@ -166,7 +166,7 @@ def run(cfg: ExportConfig, output_dir: Path) -> None:
         report = export_command(cfg, output_dir)
     out, images = console.out(), report.images
     out.print(table(report))
-    names = ", ".join(file.file for file in report.files)
+    names = ", ".join(name for file in report.files for name in file.names())
     if ranges := report.calibration:
         out.print(f"Ranges of static int8 measured on {ranges.images} images: {ranges.source}.", markup=False)
     labels = f", {images.labelled_images} of them labelled" if images.labelled_images else ""

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from corp_cli.commands import dry_run
+from corp_cli.commands.estimate import expected_seconds
 from corp_cli.config.outcome import names_in
 from corp_cli.config.prune import PruneConfig
 from corp_cli.files.cache.cache import Cache
@@ -16,6 +17,7 @@ from corp_cli.pipeline import prune
 from corp_cli.report.gate import require_within
 from corp_cli.report.objective import value_of
 from corp_cli.report.summary import show
+from corp_cli.runtime.console import on_terminal
 from corp_cli.runtime.memory import plain_memory_errors
 
 
@@ -28,12 +30,12 @@ def run(cfg: PruneConfig, output_dir: Path, shared: Path | None = None) -> float
     if cfg.dry_run:
         dry_run.run(cfg)
         return None
-    state = None
+    state, expect = None, expected_seconds if on_terminal() else None  # short runs, of a few seconds
     with contextlib.suppress(OSError):  # it can do without
         state = claim(output_dir / STATE)
     try:
         with plain_memory_errors():
-            report = prune(cfg, output_dir, Cache(shared, state)).report
+            report = prune(cfg, output_dir, Cache(shared, state), expect=expect).report
     except BaseException:
         if state is not None and not any(state.glob("*.safetensors")):
             clear(state)

@@ -60,7 +60,8 @@ class Written:
         parts = [*self.parts(), *self.path.rglob("*")]
         size = sum(part.stat().st_size for part in parts if part.is_file())
         found = {name: parity[f"{self.path.name}, {name}"] for name in self.runs}
-        return File(self.path.name, self.format, self.dtype, self.quantisation, self.opset, size, found)
+        weights = next((part.name for part in self.parts()[1:]), None)
+        return File(self.path.name, weights, self.format, self.dtype, self.quantisation, self.opset, size, found)
 
 
 class Interface(nn.Module):

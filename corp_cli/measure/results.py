@@ -43,12 +43,17 @@ class File:
     """A file, or a folder, for another runtime."""
 
     file: str
+    weights: str | None  # the file that holds them, where it is another
     format: str
     dtype: str
     quantisation: str | None
     opset: int | None
     bytes: int
     parity: dict[str, Parity]  # by what optimised it before it ran
+
+    def names(self) -> list[str]:
+        """Of all that was written."""
+        return [self.file, *([self.weights] if self.weights else [])]
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def show(report: Report, folder: Path) -> None:
     for line in report.sparsity.skipped:
         console.warn(f"left alone: {line}")
     seconds = sum(report.stage_seconds.values())
-    exported = "".join(f", {file.file}" for file in report.export or [])
+    exported = "".join(f", {name}" for file in report.export or [] for name in file.names())
     out.print(
         f"Wrote {CHECKPOINT}{exported}, {REPORT}, {PAGE} and {PLAN} to {folder} in {seconds:.1f} s.", markup=False
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Optional, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -106,10 +106,11 @@ def track(items: Iterable[T], description: str, total: int, each: int = 1) -> It
         for number, item in enumerate(items, 1):
             yield item
             done, now = min(number * each, total), time.monotonic()
-            show(done, total, duration((now - start) / done * (total - done)))
+            show(done, total, (now - start) / done * (total - done))
 
 
-Show = Callable[[int, int, str], None]  # units done, of how many, time left
+Show = Callable[[int, int, float], None]  # units done, of how many, seconds left
+Outlook = Callable[[float], Optional[float]]  # seconds left of what is counted → of the whole run, if that is known
 
 
 @contextmanager
@@ -136,11 +137,11 @@ def plain_lines(description: str) -> Show:
     """Lines on stderr, one every PLAIN_SECONDS at most; none where all is done before."""
     said = time.monotonic()
 
-    def show(done: int, total: int, left: str) -> None:
+    def show(done: int, total: int, left: float) -> None:
         nonlocal said
         now = time.monotonic()
         if now - said >= PLAIN_SECONDS and done < total:
-            err().print(f"corp: {description} {done}/{total}, about {left} left", markup=False)
+            err().print(f"corp: {description} {done}/{total}, about {duration(left)} left", markup=False)
             said = now
 
     return show
@@ -153,28 +154,38 @@ class Bar:
     progress: Progress
     task: TaskID
     words: str
+    outlook: Outlook
 
     @staticmethod
     @contextmanager
-    def opened(words: str) -> Iterator[Bar]:
+    def opened(words: str, outlook: Outlook = lambda part: None) -> Iterator[Bar]:
         """A bar while the body runs."""
         columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[said]}")
         with Progress(*columns, TimeElapsedColumn(), console=err(), transient=True) as progress:
-            yield Bar(progress, progress.add_task(words, total=None, said=""), words)
+            bar = Bar(progress, progress.add_task(words, total=None, said=""), words, outlook)
+            bar.idle()
+            yield bar
 
     def counting(self, description: str) -> Show:
         """Show units of `description`."""
         words = self.words if self.words.endswith(description) else f"{self.words}, {description}"
 
-        def show(done: int, total: int, left: str) -> None:
-            said = f"{done}/{total}, {left} left"
+        def show(done: int, total: int, left: float) -> None:
+            said = f"{done}/{total}, {duration(left)} left{self.in_all(left, '; ')}"
             self.progress.update(self.task, description=words, total=total, completed=done, said=said)
 
         return show
 
     def idle(self) -> None:
         """Show that something goes on which is not counted."""
-        self.progress.update(self.task, description=self.words, total=None, said="")
+        task = self.progress.tasks[0]
+        task.total = task.finished_time = None  # for `update`, None is no change
+        self.progress.update(self.task, description=self.words, said=self.in_all(0.0))
+
+    def in_all(self, part: float, before: str = "") -> str:
+        """What is left of the whole run, where that is known."""
+        left = self.outlook(part)
+        return "" if left is None else f"{before}{roughly(left)} left in all"
 
 
 def duration(seconds: float) -> str:
@@ -188,18 +199,38 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def roughly(seconds: float) -> str:
+    """`seconds` as an estimate deserves: a few seconds, about 40 s, about 4 min, about 1 h 20 min."""
+    minutes = round(seconds / 60)
+    if seconds < 10:
+        return "a few seconds"
+    if seconds < 55:
+        return f"about {round(seconds, -1):.0f} s"
+    if minutes < 60:
+        return f"about {minutes} min"
+    hours, rest = divmod(round(minutes, -1), 60)
+    return f"about {hours} h {rest} min" if rest else f"about {hours} h"
+
+
 @contextmanager
-def stage(name: str, place: str = "") -> Iterator[None]:
+def stage(name: str, place: str = "", outlook: Outlook = lambda part: None) -> Iterator[None]:
     """Log that the body begins as `name`, and that it is done, with its seconds; a terminal sees its `place` in all."""
     _log.info("%s: begins", name)
     start = time.perf_counter()
-    if place and _bar.get() is None and on_terminal():
-        with Bar.opened(f"{place}: {name}") as bar, put(_bar, bar):
+    if _bar.get() is None and on_terminal():
+        with Bar.opened(f"{place}: {name}" if place else name, outlook) as bar, put(_bar, bar):
             yield
     else:
         with put(_place, place):
             yield
     _log.info("%s: done in %.1f s", name, time.perf_counter() - start)
+
+
+@contextmanager
+def busy(words: str) -> Iterator[None]:
+    """A terminal sees `words`, and that the program lives, while the body runs."""
+    with Bar.opened(words) if on_terminal() else contextlib.nullcontext():
+        yield
 
 
 @contextmanager
@@ -218,6 +249,7 @@ class Stopwatch:
 
     stages: Sequence[str] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    expected: dict[str, float] = field(default_factory=dict)  # estimated; of no stage where nothing is known
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -225,7 +257,22 @@ class Stopwatch:
         place = f"stage {self.stages.index(name) + 1} of {len(self.stages)}" if name in self.stages else ""
         start = time.perf_counter()
         try:
-            with stage(name, place):
+            with stage(name, place, lambda part: self.left(name, time.perf_counter() - start, part)):
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def left(self, name: str, spent: float, part: float) -> float | None:
+        """Seconds left of all stages, `spent` seconds into `name`, of which `part` at least are to come.
+
+        Estimates of what is to come go by the pace so far: what the stages took of what was expected. A stage that a
+        cache saved says nothing of it.
+        """
+        if name not in self.expected:
+            return None
+        done = [stage for stage, seconds in self.expected.items() if self.seconds.get(stage, 0.0) > seconds / 4]
+        hoped = sum(self.expected[stage] for stage in done)
+        pace = min(4.0, sum(self.seconds[stage] for stage in done) / hoped) if hoped else 1.0
+        after = self.stages[self.stages.index(name) + 1 :]
+        rest = sum(self.expected.get(stage, 0.0) for stage in after)
+        return max(part, pace * self.expected[name] - spent) + pace * rest

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from corp_cli.cli.main import main
 from corp_cli.commands import dry_run, estimate
 from corp_cli.commands import prune as command
 from corp_cli.commands.dry_run import foresee
-from corp_cli.commands.estimate import Rates
+from corp_cli.commands.estimate import Rates, expected_seconds
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
+from corp_cli.files.cache.cache import Cache
 from corp_cli.method.fit_mlp import ROUNDS
 from corp_cli.pipeline import prune
 from corp_cli.prepare import prepare
@@ -55,7 +57,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rates], None]:
 @pytest.mark.parametrize("overrides", [["sparsity.joint=0.5"], ["sparsity.heads=0.34", "sparsity.vo=0.25"]])
 def test_sizes_and_counts_are_those_of_the_run(overrides: list[str]) -> None:
     cfg = load_config(*QUICK, *overrides)
-    outlook, report = foresee(cfg), prune(cfg).report
+    outlook, report = foresee(cfg), prune(cfg, expect=expected_seconds).report
     assert list(outlook.sizes) == [block.pruned for block in report.blocks]
     for key, label in (("parameters", "parameters"), ("macs", "MACs")):
         assert outlook.counts[label] == (getattr(report.size.dense, key), getattr(report.size.pruned, key))
@@ -160,6 +162,34 @@ def test_the_run_itself_is_not_begun(monkeypatch: pytest.MonkeyPatch, rates: Cal
     assert not Path("out").exists()
     with pytest.raises(CorpError, match=r"dry_run=true is for the command"):
         prune(PruneConfig(device="cpu", dry_run=True))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_time_left_in_all_is_estimated_where_somebody_sees_it(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def pruned(cfg: PruneConfig, folder: Path, cache: Cache, expect: Any) -> None:
+        asked.append(expect)
+        raise CorpError("enough")
+
+    monkeypatch.setattr(command, "on_terminal", lambda: terminal)
+    monkeypatch.setattr(command, "prune", pruned)
+    with pytest.raises(CorpError, match="enough"):
+        command.run(PruneConfig(device="cpu"), tmp_path / "out")
+    assert asked == [expected_seconds if terminal else None]
+
+
+@pytest.mark.usefixtures("tiny_digits")
+def test_nothing_is_expected_where_short_runs_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    cfg = load_config(*QUICK)
+    work = prepare(cfg)
+    monkeypatch.setattr(estimate, "measure_rates", fails)
+    assert expected_seconds(work, cfg) == {}
 
 
 # --- estimates ------------------------------------------------------------------------------------------------

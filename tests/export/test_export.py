@@ -276,7 +276,7 @@ def test_a_folder_of_somebody_else_is_not_replaced(
 
 
 def test_a_file_that_is_not_the_model_is_said_aloud(capsys: pytest.CaptureFixture[str]) -> None:
-    file = File("model.onnx", "onnx", "float32", None, 20, 1, {"none": Parity(0.5, agreement=None, kl=None)})
+    file = File("model.onnx", None, "onnx", "float32", None, 20, 1, {"none": Parity(0.5, agreement=None, kl=None)})
     formats.warn_apart([file, replace(file, quantisation="int8"), replace(file, dtype="float16")])
     assert capsys.readouterr().err.count("model.onnx gives other logits than PyTorch, by up to 0.5") == 1
 

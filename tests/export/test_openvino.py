@@ -26,9 +26,11 @@ def openvino() -> Any:
     return pytest.importorskip("openvino", reason="openvino is not installed: pip install '.[openvino]'")
 
 
-def test_the_file_is_the_model(openvino: Any, tmp_path: Path) -> None:
+def test_the_file_is_the_model(openvino: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = export(tmp_path, "model=vit_digits", "format=openvino")
+    assert f"Wrote model.xml, model.bin and export.json to {tmp_path}." in capsys.readouterr().out
     (file,) = found["files"]
+    assert file["weights"] == "model.bin"
     assert (file["file"], file["format"], file["opset"]) == ("model.xml", "openvino", None)
     assert file["bytes"] == sum((tmp_path / name).stat().st_size for name in ("model.xml", "model.bin"))
     assert file["parity"]["openvino"]["max_abs_diff"] <= 1e-3
@@ -79,8 +81,9 @@ def test_a_static_int8_file_runs_in_openvino(openvino: Any, tmp_path: Path) -> N
     """As docs/deployment.md says: its rounding is in the file, so that it gives what ONNX Runtime gives."""
     x = variants.images("vit", 32)
     files = write_files(source_of("vit"), ExportOptions("onnx", int8="static"), tmp_path, lambda: [x])
-    expected = logits(source_of("vit").model, x)
-    assert 0 < (OpenvinoModel(files[1].path)(x) - expected).abs().max() < 0.1 * expected.abs().max()
+    expected, found = logits(source_of("vit").model, x), OpenvinoModel(files[1].path)(x)
+    assert (found - expected).abs().max() > 0  # by how much depends on the CPU: sums of int8 saturate on some
+    assert (found - files[1].runs["onnxruntime"](x)).abs().max() < 0.02 * expected.abs().max()
 
 
 def test_a_missing_openvino_is_named(

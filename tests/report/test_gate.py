@@ -235,7 +235,8 @@ def test_a_limit_that_needs_labels_is_refused_without_them() -> None:
         ("gate.top1_drop=1", "corp prune has no key gate.top1_drop; did you mean gate.max_top1_drop?"),
         (
             "gate=strict",
-            "gate/strict.yaml sets gate.top1_drop, which is no key of corp prune; did you mean gate.max_top1_drop?",
+            "gate=strict is for corp check, which compares with a baseline; give corp prune limits such as "
+            "gate.max_top1_drop=2.",
         ),
     ],
 )

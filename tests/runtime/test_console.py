@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from corp_cli.runtime import console
-from corp_cli.runtime.console import Stopwatch, collect_warnings, duration, track, warn
+from corp_cli.runtime.console import Stopwatch, collect_warnings, duration, roughly, track, warn
 
 
 def test_a_warning_is_said_and_kept_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +59,38 @@ def test_progress_counts_what_each_item_holds(clock: SimpleNamespace, capsys: py
 )
 def test_duration(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (4, "a few seconds"),
+        (44, "40 s"),
+        (56, "1 min"),
+        (260, "4 min"),
+        (3560, "59 min"),
+        (7000, "2 h"),
+        (4900, "1 h 20 min"),
+    ],
+)
+def test_estimates_are_said_without_false_precision(seconds: float, said: str) -> None:
+    assert roughly(seconds).removeprefix("about ") == said
+
+
+def test_time_left_in_all_goes_by_the_pace_so_far(clock: SimpleNamespace) -> None:
+    watch = Stopwatch(("load", "calibrate", "rank", "compensate", "export"))
+    assert watch.left("load", 0, 0) is None  # nothing is known yet
+    watch.expected |= {"calibrate": 10.0, "rank": 2.0, "compensate": 30.0}
+    assert watch.left("calibrate", 4, 0) == 6 + 32
+    assert watch.left("calibrate", 4, 11) == 11 + 32  # what is counted knows better
+    with watch("calibrate"):
+        clock.seconds += 20  # twice what was expected
+    assert watch.left("rank", 1, 0) == 3 + 60
+    with watch("rank"):
+        clock.seconds += 0.1  # a cache had it
+    assert watch.left("compensate", 70, 0) == 0
+    assert watch.left("compensate", 70, 5) == 5
+    assert watch.left("export", 0, 0) is None
 
 
 def test_stages_add_up(clock: SimpleNamespace) -> None:
@@ -130,6 +162,34 @@ def test_a_terminal_sees_which_stage_of_how_many_it_is_in() -> None:
     assert re.search(r"stage 1 of 2: load.*0:00:00", said)
     assert re.search(r"stage 2 of 2: calibrate, images.*3/4, 0\.\d s left", said)
     assert re.search(r"between\r\n.*stage 2 of 2: calibrate ", said, re.DOTALL)
+
+
+OUTLOOK = """
+import time
+from corp_cli.runtime import console
+watch = console.Stopwatch(("load", "calibrate", "rank"))
+with watch("load"):
+    watch.expected |= {"calibrate": 100.0, "rank": 140.0}
+with watch("calibrate"):
+    for _ in console.track(range(2), "images", 2):
+        time.sleep(0.2)
+    time.sleep(1.2)
+"""
+
+
+def test_a_terminal_sees_the_time_left_in_all_and_that_time_goes_on_when_nothing_is_counted() -> None:
+    said = on_terminal(program=OUTLOOK)
+    assert "left in all" not in said.partition("calibrate")[0]
+    assert re.search(r"stage 2 of 3: calibrate, images.*1/2, 0\.\d s left; about 4 min left in all", said)
+    assert re.search(r"stage 2 of 3: calibrate [^,\n]*about 4 min left in all.*0:00:01", said)
+
+
+def test_a_terminal_sees_that_a_program_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    program = "import time; from corp_cli.runtime import console\nwith console.busy('starting'): time.sleep(0.2)"
+    assert "starting" in on_terminal(program=program)
+    with console.busy("starting"):
+        pass
+    assert capsys.readouterr() == ("", "")
 
 
 def test_plain_lines_say_the_stage(clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
