@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from corp_cli import pipeline
 from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConfig
-from corp_cli.config.prune import CompensationConfig, PruneConfig
+from corp_cli.config.prune import CompensationConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.keys import images_sha256
 from corp_cli.files.cache.statistics import read_statistics
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("tiny_digits")
 
 def config(tmp_path: Path, **calibration: Any) -> PruneConfig:
     return PruneConfig(
+        sparsity=SparsityConfig(joint=0.5),
         calibration=CalibrationConfig(**{"num_images": 48, "num_workers": 0, **calibration}),
         evaluation=EvaluationConfig(num_images=32, num_workers=0, throughput_batches=0),
         device="cpu",
@@ -63,7 +64,7 @@ OTHERS = {
     "weights": lambda cfg, tmp: replace(cfg, model=replace(cfg.model, checkpoint=other_weights(tmp))),
     "images": lambda cfg, tmp: replace(cfg, calibration=replace(cfg.calibration, num_images=47)),
     "transform": lambda cfg, tmp: replace(cfg, data=DataConfig(mean=[0.4])),
-    "groups": lambda cfg, tmp: replace(cfg, sparsity=replace(cfg.sparsity, mlp=0.5)),
+    "groups": lambda cfg, tmp: replace(cfg, sparsity=SparsityConfig(mlp=0.5)),
 }
 
 
