@@ -98,11 +98,12 @@ def test_a_weight_that_is_no_number_is_named() -> None:
 @pytest.mark.parametrize("sparsity", ["sparsity.joint=0.5", pytest.param("sparsity.macs=0.4", marks=pytest.mark.slow)])
 def test_other_thread_counts_change_logits_within_rounding(sparsity: str) -> None:
     x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    few = ["calibration.num_images=64", "evaluation.num_images=16"]
     threads, logits = torch.get_num_threads(), []
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            assert main(["prune", sparsity, *QUIET, "calibration.num_images=64", f"hydra.run.dir={count}"]) == 0
+            assert main(["prune", sparsity, *QUIET, *few, f"hydra.run.dir={count}"]) == 0
             logits.append(variants.logits(load_pruned(f"{count}/pruned.safetensors"), x))
     finally:
         torch.set_num_threads(threads)
