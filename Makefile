@@ -13,10 +13,10 @@ demo: $(VENV)/.demo  ## set up, then prune the bundled vision transformer on the
 	$(BIN)/corp prune
 
 test: $(VENV)/.dev  ## set up, then run all tests but the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.dev  ## run the slow tests: every model family, the wheel, the paper's accuracy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal -m slow
 
 test-lowest: $(VENV)-lowest/.done  ## set up the lowest versions allowed, then run the tests of what comes from strangers
 	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/pytest -n auto -p no:cacheprovider tests/faults/test_untrusted*.py \

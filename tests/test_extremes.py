@@ -39,23 +39,35 @@ def run(*overrides: str, folder: str = "run", **shape: Any) -> dict[str, Any]:
     return report
 
 
+SMALLEST: list[tuple[dict[str, Any], str]] = [
+    ({}, "sparsity.joint=0.5"),
+    ({}, "sparsity.joint=0.99"),
+    ({"embed_dim": 2, "mlp_ratio": 0.5}, "sparsity.joint=0.5"),  # one hidden channel
+    ({"num_heads": 16}, "sparsity.mlp=0.5"),  # heads of one dimension
+    ({"depth": 2, "num_heads": 4}, "sparsity.heads=0.75"),
+    ({"depth": 2}, "sparsity.macs=0.22"),
+    ({}, "sparsity.params=0.09"),
+]
+
+
+@pytest.mark.parametrize(("shape", "sparsity"), SMALLEST)
+def test_the_smallest_models_and_the_largest_cuts(shape: dict[str, Any], sparsity: str) -> None:
+    require_smaller(shape, sparsity, "best", 12)
+
+
 @pytest.mark.parametrize("recipe", ["best", "paper"])
-@pytest.mark.parametrize(
-    ("shape", "sparsity"),
-    [
-        ({}, "sparsity.joint=0.5"),
-        ({}, "sparsity.joint=0.99"),
-        ({"embed_dim": 2, "mlp_ratio": 0.5}, "sparsity.joint=0.5"),  # one hidden channel
-        ({"num_heads": 16}, "sparsity.mlp=0.5"),  # heads of one dimension
-        ({"depth": 2, "num_heads": 4}, "sparsity.heads=0.75"),
-        ({"depth": 2}, "sparsity.macs=0.22"),
-        ({}, "sparsity.params=0.09"),
-    ],
-)
-@pytest.mark.parametrize("count", [1, 12])
-def test_the_smallest_models_and_the_largest_cuts(
-    shape: dict[str, Any], sparsity: str, recipe: str, count: int
-) -> None:
+def test_one_image(recipe: str) -> None:
+    require_smaller({}, "sparsity.joint=0.5", recipe, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "count"), [("best", 1), ("paper", 1), ("paper", 12)])
+@pytest.mark.parametrize(("shape", "sparsity"), SMALLEST)
+def test_each_of_them(shape: dict[str, Any], sparsity: str, recipe: str, count: int) -> None:
+    require_smaller(shape, sparsity, recipe, count)
+
+
+def require_smaller(shape: dict[str, Any], sparsity: str, recipe: str, count: int) -> None:
     found = run(sparsity, f"recipe={recipe}", "sparsity.round_to=1", f"calibration.num_images={count}", **shape)
     assert found["size"]["pruned"]["parameters"] <= found["size"]["dense"]["parameters"]
 
@@ -83,14 +95,15 @@ def test_a_weight_that_is_no_number_is_named() -> None:
 
 
 @pytest.mark.usefixtures("tiny_digits")
-@pytest.mark.parametrize("sparsity", ["sparsity.joint=0.5", "sparsity.macs=0.4"])
+@pytest.mark.parametrize("sparsity", ["sparsity.joint=0.5", pytest.param("sparsity.macs=0.4", marks=pytest.mark.slow)])
 def test_other_thread_counts_change_logits_within_rounding(sparsity: str) -> None:
     x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    few = ["calibration.num_images=64", "evaluation.num_images=16"]
     threads, logits = torch.get_num_threads(), []
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            assert main(["prune", sparsity, *QUIET, "calibration.num_images=64", f"hydra.run.dir={count}"]) == 0
+            assert main(["prune", sparsity, *QUIET, *few, f"hydra.run.dir={count}"]) == 0
             logits.append(variants.logits(load_pruned(f"{count}/pruned.safetensors"), x))
     finally:
         torch.set_num_threads(threads)
@@ -99,6 +112,7 @@ def test_other_thread_counts_change_logits_within_rounding(sparsity: str) -> Non
 
 KEYS = ("ranker.mlp", "compensation", "compensation.propagate")
 BOTH = ("none", "sequential")
+QUICK = [("random", "best", "none"), ("obs", "best", "sequential")]  # one of each way of repair
 CHOICES = [
     *itertools.product(("activation", "obs", "variance", "magnitude", "random"), ("best",), BOTH),
     *itertools.product(("obs",), ("paper", "mean", "none"), BOTH),
@@ -106,7 +120,9 @@ CHOICES = [
 
 
 @pytest.mark.usefixtures("tiny_digits")
-@pytest.mark.parametrize("choice", CHOICES, ids="-".join)
+@pytest.mark.parametrize(
+    "choice", [pytest.param(c, id="-".join(c), marks=() if c in QUICK else pytest.mark.slow) for c in CHOICES]
+)
 def test_two_runs_with_one_seed_give_the_same_bits_whatever_is_chosen(choice: tuple[str, ...]) -> None:
     words = [f"{key}={value}" for key, value in zip(KEYS, choice, strict=True)]
     for folder in ("first", "again"):

@@ -70,7 +70,13 @@ def run(name: str, args: dict[str, Any], folder: Path, **sparsity: Any) -> Prune
     return result
 
 
-@pytest.mark.parametrize("variant", FAMILIES)
+def families(*quick: str) -> pytest.MarkDecorator:
+    """All of them, of which `quick` take the ways through the code that the others take too."""
+    marked = [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in FAMILIES]
+    return pytest.mark.parametrize("variant", marked)
+
+
+@families("rope_mixed", "beit", "swin")
 def test_default_recipe(variant: str, tmp_path: Path) -> None:
     name, args = variants.arguments(variant)
     result = run(name, args, tmp_path, joint=0.5, vo=0.5, skip_unsupported=True)
@@ -82,7 +88,7 @@ def test_default_recipe(variant: str, tmp_path: Path) -> None:
     assert not any("at once" in warning for warning in result.report.warnings)
 
 
-@pytest.mark.parametrize("variant", FAMILIES)
+@families("eva02_separate_qkv_sub_norm", "sam")
 def test_budget(variant: str, tmp_path: Path) -> None:
     name, args = variants.arguments(variant)
     result = run(name, args, tmp_path, macs=0.06, round_to=4, curve_images=4)

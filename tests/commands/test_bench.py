@@ -26,11 +26,9 @@ def bench(folder: Path, *args: str) -> dict[str, Any]:
     return content
 
 
-def test_checkpoint_and_its_dense_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quick = ["calibration.num_images=64", "evaluation.num_images=64", "evaluation.throughput_batches=0"]
-    assert main(["prune", *quick, "device=cpu", f"hydra.run.dir={tmp_path}/run"]) == 0
-    found = bench(tmp_path / "bench", f"checkpoint={tmp_path}/run/pruned.safetensors")
-    report = json.loads((tmp_path / "run/report.json").read_text())
+def test_checkpoint_and_its_dense_model(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench(tmp_path / "bench", f"checkpoint={tiny_run}/pruned.safetensors")
+    report = json.loads((tiny_run / "report.json").read_text())
     assert found["size"] == {name: report["size"][name] for name in ("dense", "pruned")}
     rows = found["settings"]
     assert [(row["dtype"], row["batch_size"]) for row in rows] == [

@@ -13,17 +13,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from corp_cli.cli.main import main
-from corp_cli.models.bundled import BUNDLED
+from corp_cli.models.bundled import BUNDLED, BundledModel
 
-QUICK = ["device=cpu", "evaluation.num_workers=0", "evaluation.num_images=200"]
+QUICK = ["device=cpu", "evaluation.num_workers=0", "evaluation.num_images=64"]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    calibration = ["calibration.num_images=128", "calibration.num_workers=0", "evaluation.throughput_batches=0"]
-    assert main(["prune", *QUICK, *calibration, f"hydra.run.dir={folder}"]) == 0
-    return folder / "pruned.safetensors"
+@pytest.fixture
+def checkpoint(tiny_run: Path, tiny_digits: BundledModel) -> Path:
+    return tiny_run / "pruned.safetensors"
 
 
 def evaluate(folder: Path, *args: str) -> dict[str, Any]:
@@ -44,7 +41,7 @@ def test_against_the_reference(checkpoint: Path, tmp_path: Path, capsys: pytest.
     assert found["warnings"] == []
     out = capsys.readouterr().out
     assert "KL to reference" in out
-    assert "200 of them labelled" in out
+    assert "64 of them labelled" in out
 
 
 def test_per_class(checkpoint: Path, tmp_path: Path) -> None:
@@ -54,8 +51,8 @@ def test_per_class(checkpoint: Path, tmp_path: Path) -> None:
     assert list(rows[0]) == ["class", "images", "top1", "top5"]
     assert [int(row["class"]) for row in rows] == list(range(10))
     hits = sum(int(row["images"]) * float(row["top1"]) for row in rows)
-    assert sum(int(row["images"]) for row in rows) == 200
-    assert hits / 200 == pytest.approx(found["results"]["model"]["top1"], rel=1e-4)
+    assert sum(int(row["images"]) for row in rows) == 64
+    assert hits / 64 == pytest.approx(found["results"]["model"]["top1"], rel=1e-4)
 
 
 def test_dense_model_alone(tmp_path: Path) -> None:
@@ -88,7 +85,7 @@ def test_checkpoint_alone_needs_images(checkpoint: Path, tmp_path: Path, capsys:
     assert main(["evaluate", f"checkpoint={checkpoint}", "device=cpu", f"hydra.run.dir={tmp_path}/out"]) == 2
     assert "set evaluation.path" in capsys.readouterr().err
     found = evaluate(tmp_path, f"checkpoint={checkpoint}", f"evaluation.path={BUNDLED['vit_digits'].evaluation}")
-    assert found["results"]["model"]["top1"] >= 90
+    assert found["results"]["model"]["top1"] >= 50
     assert found["results"]["model"]["agreement"] is None
 
 

@@ -66,17 +66,7 @@ def test_command_is_understood(
 
 
 @pytest.mark.usefixtures("tiny_digits")
-@pytest.mark.slow
-def test_first_steps_work_as_typed_with_the_bundled_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    work_as_typed(tmp_path, capsys)
-
-
-@pytest.mark.usefixtures("tiny_digits")
 def test_first_steps_work_as_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    work_as_typed(tmp_path, capsys)
-
-
-def work_as_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All in order, in one folder, but for the sweep."""
     for argv in SHOWN["first-steps"]:
         if "-m" not in argv:

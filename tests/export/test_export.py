@@ -30,24 +30,18 @@ from corp_cli.models.token_block import spare_tokens
 from tests.models.test_adapter import allowed, prune_half
 from tests.support import variants
 from tests.support.documents import read
+from tests.support.typed import UNTIMED
 from tests.support.variants import logits
 
-FEW = ["evaluation.num_workers=0", "evaluation.num_images=100"]
-PRUNE = [
-    *FEW,
-    "device=cpu",
-    "calibration.num_images=64",
-    "calibration.num_workers=0",
-    "evaluation.throughput_batches=0",
-]
+FEW = ["evaluation.num_workers=0", "evaluation.num_images=64"]
 QK_ONLY = frozenset({"mlp", "qk"})  # leaves queries narrower than values
+
+pytestmark = pytest.mark.usefixtures("tiny_digits")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    assert main(["prune", *PRUNE, f"hydra.run.dir={folder}"]) == 0
-    return folder / "pruned.safetensors"
+def checkpoint(tiny_run: Path) -> Path:
+    return tiny_run / "pruned.safetensors"
 
 
 def export(folder: Path, *args: str) -> dict[str, Any]:
@@ -77,7 +71,7 @@ def test_onnx_is_the_model_before_and_after_optimisation(exported: Path, checkpo
         assert found["max_abs_diff"] <= 1e-3
         assert found["agreement"] == 100
         assert found["top1"] == content["pytorch"]["top1"]
-    assert content["pytorch"]["top1"] >= 90
+    assert content["pytorch"]["top1"] >= 50
     assert content["images"]["source"] == "digits_test.safetensors"
     assert small["bytes"] < whole["bytes"] / 2
     assert small["parity"]["onnxruntime"]["agreement"] >= 95
@@ -159,6 +153,7 @@ def source_of(variant: str, unread: bool = False) -> LoadedModel:
     return LoadedModel(variant, pruned, ModelSpec(name, args, {"input_size": [args.get("in_chans", 3), size, size]}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["siglip_attention_pool", "swiglu"])
 def test_architectures_as_onnx(variant: str, tmp_path: Path) -> None:
     check(source_of(variant), variant, tmp_path, ["onnx"])
@@ -204,7 +199,7 @@ def test_large_models_have_their_weights_in_a_second_file(tmp_path: Path, monkey
 
 
 def test_prune_writes_the_formats_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prune", *PRUNE, "export.formats=[timm,torchscript]", f"hydra.run.dir={tmp_path}"]) == 0
+    assert main(["prune", *UNTIMED, "export.formats=[timm,torchscript]", f"hydra.run.dir={tmp_path}"]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert [file["file"] for file in report["export"]] == ["timm", "model.ts"]
     assert report["export"][0]["parity"]["none"]["max_abs_diff"] == 0
@@ -218,7 +213,7 @@ def test_prune_keeps_its_result_where_the_export_fails(tmp_path: Path, monkeypat
         raise RuntimeError("no such operator\nmore")
 
     monkeypatch.setitem(formats.WRITERS, "torchscript", fails)
-    assert main(["prune", *PRUNE, "export.formats=[torchscript]", f"hydra.run.dir={tmp_path}"]) == 0
+    assert main(["prune", *UNTIMED, "export.formats=[torchscript]", f"hydra.run.dir={tmp_path}"]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["export"] == []
     assert any("cannot be exported as torchscript (no such operator)" in warning for warning in report["warnings"])
@@ -235,7 +230,7 @@ def test_a_missing_package_is_named_before_any_work(
     missing = ("onnxruntime", "onnxslim")
     monkeypatch.setattr(formats, "find_spec", lambda name: None if name in missing else object())
     said = "corp: The format onnx needs packages that are not installed; run: pip install onnxruntime onnxslim\n"
-    for argv in (["export", "model=vit_digits"], ["prune", *PRUNE, "export.formats=[onnx]"]):
+    for argv in (["export", "model=vit_digits"], ["prune", *UNTIMED, "export.formats=[onnx]"]):
         assert main([*argv, f"hydra.run.dir={tmp_path}/out"]) == 2
         assert capsys.readouterr().err == said
         assert not (tmp_path / "out").exists()

@@ -16,8 +16,9 @@ from corp_cli.export import formats
 from corp_cli.export.formats import write_files
 from corp_cli.export.openvino_files import OpenvinoModel
 from corp_cli.models.token_block import spare_tokens
-from tests.export.test_export import PRUNE, check, export, made, source_of
+from tests.export.test_export import check, export, made, source_of
 from tests.support import variants
+from tests.support.typed import UNTIMED
 from tests.support.variants import logits
 
 
@@ -26,6 +27,7 @@ def openvino() -> Any:
     return pytest.importorskip("openvino", reason="openvino is not installed: pip install '.[openvino]'")
 
 
+@pytest.mark.usefixtures("tiny_digits")
 def test_the_file_is_the_model(openvino: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = export(tmp_path, "model=vit_digits", "format=openvino")
     assert f"Wrote model.xml, model.bin and export.json to {tmp_path}." in capsys.readouterr().out
@@ -46,7 +48,7 @@ def test_the_file_is_the_model(openvino: Any, tmp_path: Path, capsys: pytest.Cap
     assert str(tmp_path) not in (tmp_path / "model.xml").read_text()
 
 
-@pytest.mark.parametrize("variant", ["vit", "swinv2"])
+@pytest.mark.parametrize("variant", ["vit", pytest.param("swinv2", marks=pytest.mark.slow)])
 def test_architectures(openvino: Any, variant: str, tmp_path: Path) -> None:
     check(source_of(variant), variant, tmp_path, ["openvino"])
 
@@ -70,7 +72,7 @@ def test_weights_of_half_the_size(openvino: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_beside_onnx_at_the_end_of_a_run(openvino: Any, tmp_path: Path) -> None:
     args = ["compensation.mlp=affine", "export.formats=[onnx,openvino]", f"hydra.run.dir={tmp_path}"]
-    assert main(["prune", *PRUNE, *args]) == 0
+    assert main(["prune", *UNTIMED, *args]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert [file["file"] for file in report["export"]] == ["model.onnx", "model.xml"]
     assert {"model.onnx", "model.xml", "model.bin"} <= made(tmp_path)

@@ -19,8 +19,9 @@ from corp_cli.config.prune import ExportConfig, ModelConfig, PruneConfig
 from corp_cli.export.formats import Written, write_files
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loaded import dense_model
-from tests.export.test_export import FEW, PRUNE, export, made, source_of
+from tests.export.test_export import FEW, export, made, source_of
 from tests.support import variants
+from tests.support.typed import UNTIMED
 from tests.support.variants import logits
 
 DIGITS = BUNDLED["vit_digits"]
@@ -106,6 +107,7 @@ def test_a_digits_model_is_calibrated_on_its_own_images(tmp_path: Path, capsys: 
     assert "Ranges of static int8 measured on 64 images: digits_train.safetensors." in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("tiny_digits")
 def test_ranges_are_those_of_calibration_path_as_corp_prepares_it(tmp_path: Path) -> None:
     """Black images, which the model sees as -1."""
     save_file({"images": torch.zeros(16, 8, 8, dtype=torch.uint8)}, tmp_path / "black.safetensors")
@@ -115,6 +117,7 @@ def test_ranges_are_those_of_calibration_path_as_corp_prepares_it(tmp_path: Path
     check_first_range(path, model, -torch.ones(1, 1, 8, 8))
 
 
+@pytest.mark.usefixtures("tiny_digits")
 def test_images_to_judge_on_are_the_last_resort(tmp_path: Path) -> None:
     images = load_file(DIGITS.evaluation)["images"][:40]
     save_file({"images": images}, tmp_path / "val.safetensors")
@@ -135,7 +138,7 @@ def test_random_images_are_refused_and_nothing_stays(tmp_path: Path, capsys: pyt
 @pytest.mark.slow
 def test_prune_calibrates_on_its_calibration_images(tmp_path: Path) -> None:
     args = ["export.formats=onnx", "export.int8=static", "export.int8_images=32", f"hydra.run.dir={tmp_path}"]
-    assert main(["prune", *PRUNE, "compensation.mlp=affine", *args]) == 0
+    assert main(["prune", *UNTIMED, "compensation.mlp=affine", *args]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert [file["quantisation"] for file in report["export"]] == [None, "int8_static"]
     assert report["export"][1]["parity"]["onnxruntime"]["agreement"] >= 95

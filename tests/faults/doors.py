@@ -19,7 +19,7 @@ import torch
 
 from tests.faults.cases import Case
 from tests.faults.forks import corp, fork, prune, require_sentence
-from tests.faults.undisturbed import ONCE, RESUME, files, stopped, undisturbed
+from tests.faults.undisturbed import HALF, ONCE, RESUME, files, stopped, undisturbed
 
 SHORTEST = 4
 
@@ -76,7 +76,7 @@ FILES = {
     **{f"calibration.path=evil{ext}": prune(f"calibration.path=evil{ext}") for ext in (".pt", ".npy", ".safetensors")},
     "evaluation.path=evil.pt": prune("evaluation.path=evil.pt"),
     "evaluation.labels=evil.csv": prune("evaluation.labels=evil.csv"),
-    "calibration.cache=evil.safetensors": prune(ONCE, "calibration.cache=evil.safetensors"),
+    "calibration.cache=evil.safetensors": prune(ONCE, HALF, "calibration.cache=evil.safetensors"),
     "+model.args.checkpoint_path=evil.pth": prune(*VIT, "+model.args.checkpoint_path=evil.pth"),
     "local-dir:timm/model.bin": prune(*VIT, "model.name=local-dir:timm"),
     "transformers:hf/pytorch_model.bin": prune(*VIT, "model.name=transformers:hf"),
@@ -193,7 +193,12 @@ def told(what: str, folder: Path) -> None:
     def before() -> None:
         os.environ.update(secrets)
 
-    runs = {"cache a": [f"calibration.cache={place}/a"], "cache b": [f"calibration.cache={place}/b/deeper"], "none": []}
+    places = {
+        "cache a": [f"calibration.cache={place}/a"],
+        "cache b": [f"calibration.cache={place}/b/deeper"],
+        "none": [],
+    }
+    runs = {name: [HALF, *settings] for name, settings in places.items()}
     if what == "paths":
         runs = {"full": [f"sparsity.plan={place}/plan.yaml", f"evaluation.path={place}/images.npy"]}
     found = {}

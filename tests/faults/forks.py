@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
@@ -30,6 +31,7 @@ from tests.support.typed import UNTIMED
 HUNG = -signal.SIGALRM
 KILLED = 137
 KEEP = tempfile.TemporaryDirectory(prefix="corp-faults-")  # what all cases share, gone with this process
+atexit.register(KEEP.cleanup)
 SECONDS = 180  # after which a child is taken to hang
 MEMORY = 2**31  # bytes that a child may take besides what it was forked with, where it is limited
 

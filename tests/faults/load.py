@@ -13,7 +13,8 @@ from corp_cli.cli.main import main
 from corp_cli.models.bundled import BUNDLED
 from tests.faults.cases import Case
 from tests.faults.forks import corp, fork, narrow, prune, require_sentence
-from tests.faults.undisturbed import ONCE
+from tests.faults.undisturbed import HALF, ONCE
+from tests.support.typed import UNTIMED
 
 RUNS, JOBS, FAILING = 100, 200, 20
 SLOPE = 0.1  # MB that a run may leave in memory
@@ -34,7 +35,7 @@ def memory(folder: Path) -> None:
         BUNDLED["vit_digits"] = tiny
         used = []
         for number in range(RUNS):
-            code = main(prune(ONCE, into=f"run-{number}"))
+            code = main(prune(ONCE, HALF, into=f"run-{number}"))
             if code:
                 return code
             gc.collect()
@@ -61,8 +62,9 @@ def jobs(folder: Path) -> None:
     argv = [
         "prune",
         "-m",
-        *prune(ONCE)[1:-2],
+        *UNTIMED,
         ONCE,
+        HALF,
         f"seed={seeds}",
         f"calibration.path={paths}",
         "hydra.sweep.dir=sweep",

@@ -17,7 +17,8 @@ from tests.faults.cases import Case
 from tests.faults.forks import corp, prune, require_sentence, shared
 from tests.faults.undisturbed import KINDS, ONCE, RESUME, files, require_same, stopped, undisturbed
 
-Tamper = Callable[[Path, Path], object]  # (the file, its fellow of another run)
+Fellow = Callable[[], Path]
+Tamper = Callable[[Path, Fellow], object]  # (the file, its fellow of another run, made when it is asked for)
 
 
 def cut(part: float) -> Tamper:
@@ -25,7 +26,7 @@ def cut(part: float) -> Tamper:
 
 
 def flip(part: float) -> Tamper:
-    def tamper(path: Path, _: Path) -> None:
+    def tamper(path: Path, _: Fellow) -> None:
         data = bytearray(path.read_bytes())
         data[min(int(part * len(data)), len(data) - 1)] ^= 0x10
         path.write_bytes(data)
@@ -37,19 +38,19 @@ def holding(content: bytes) -> Tamper:
     return lambda path, _: path.write_bytes(content)
 
 
-def folder_instead(path: Path, _: Path) -> None:
+def folder_instead(path: Path, _: Fellow) -> None:
     path.unlink()
     path.mkdir()
 
 
-def other(path: Path, fellow: Path) -> None:
-    shutil.copyfile(fellow, path)
+def other(path: Path, fellow: Fellow) -> None:
+    shutil.copyfile(fellow(), path)
 
 
 def resaved(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Tamper:
     """The tensors changed, below a header that is as it was."""
 
-    def tamper(path: Path, _: Path) -> None:
+    def tamper(path: Path, _: Fellow) -> None:
         with safe_open(path, framework="np") as file:
             about = file.metadata()
         save_file(change(load_file(path)), path, metadata=about)
@@ -136,7 +137,7 @@ def another(kind: str) -> Path:
     at = undisturbed(kind).calls["save_file"] - 1
     argv = [*KINDS[kind], "seed=7"]
     corp(folder, *argv, before=lambda: injected.install(folder, "save_file", at, "interrupt"))
-    outcome = corp(folder, *KINDS[kind][:-1], "seed=7", "calibration.cache=cache", "hydra.run.dir=whole")
+    outcome = corp(folder, *argv, "calibration.cache=cache", "hydra.run.dir=whole")
     assert outcome.code == 0, outcome.err
     return folder
 
@@ -153,7 +154,7 @@ def words(text: str) -> set[str]:
 
 def state(kind: str, pattern: str, name: str, folder: Path) -> None:
     shutil.copytree(stopped(kind), folder, dirs_exist_ok=True)
-    tampers(pattern)[name](one(folder, f"run/.resume/{pattern}"), one(another(kind), f"run/.resume/{pattern}"))
+    tampers(pattern)[name](one(folder, f"run/.resume/{pattern}"), lambda: one(another(kind), f"run/.resume/{pattern}"))
     outcome = corp(folder, *RESUME)
     require_sentence(outcome, 0)
     require_same(folder, f"resume {kind}")
@@ -171,7 +172,7 @@ def filled(kind: str) -> Path:
 
 def cached(kind: str, pattern: str, name: str, folder: Path) -> None:
     shutil.copytree(filled(kind), folder, dirs_exist_ok=True)
-    tampers(pattern)[name](one(folder, f"cache/{pattern}"), one(another(kind), f"cache/{pattern}"))
+    tampers(pattern)[name](one(folder, f"cache/{pattern}"), lambda: one(another(kind), f"cache/{pattern}"))
     outcome = corp(folder, *KINDS[kind], "calibration.cache=cache")
     if name == "a folder" and outcome.code == 2:  # somebody made it: it is not removed
         return require_sentence(outcome, 2)
@@ -185,7 +186,7 @@ def about(file: str, name: str, folder: Path) -> None:
     """What is kept of a run's settings: another is refused, and the state stays for the right one."""
     shutil.copytree(stopped("sequential"), folder, dirs_exist_ok=True)
     path, right = folder / "run" / file, (folder / "run" / file).read_bytes()
-    TEXT[name](path, another("sequential") / "run" / file)
+    TEXT[name](path, lambda: another("sequential") / "run" / file)
     outcome = corp(folder, *RESUME)
     require_sentence(outcome, 0, 2)
     if outcome.code == 2:
@@ -203,7 +204,7 @@ def answered(file: str, argv: list[str], name: str, folder: Path) -> None:
     whole = undisturbed("uniform").folder / "run"
     shutil.copyfile(whole / file, folder / file)
     shutil.copyfile(whole / "report.json", folder / "base.json")
-    tampers(file)[name](folder / file, another("sequential") / "whole" / file)
+    tampers(file)[name](folder / file, lambda: another("sequential") / "whole" / file)
     outcome = corp(folder, *argv)
     require_sentence(outcome, 0, 2, 3)
     assert "\x1b" not in outcome.out + outcome.err, "an escape code of the file reaches the terminal"

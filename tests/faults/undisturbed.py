@@ -13,17 +13,19 @@ from typing import Any
 
 from tests.faults import injected
 from tests.faults.forks import corp, prune, shared
+from tests.support.typed import UNTIMED
 
+HALF = "sparsity.joint=0.5"
 ONCE = "compensation.propagate=none"
 BUDGET = ["sparsity.macs=0.4", "sparsity.curve_images=16"]
 KINDS: dict[str, list[str]] = {
-    "uniform": prune(ONCE),
+    "uniform": prune(ONCE, HALF),
     "sequential": prune(),
     "budget": prune(*BUDGET),
-    "cache": prune(ONCE, "calibration.cache=cache"),
+    "cache": prune(ONCE, HALF, "calibration.cache=cache"),
     "cached budget": prune(*BUDGET, "calibration.cache=cache"),
-    "export": prune(ONCE, "export.formats=[timm,torchscript]"),
-    "sweep": ["prune", *prune(ONCE)[1:-2], ONCE, "hydra.sweep.dir=run", "-m", "seed=1,2"],
+    "export": prune(ONCE, HALF, "export.formats=[timm,torchscript]"),
+    "sweep": ["prune", *UNTIMED, ONCE, HALF, "hydra.sweep.dir=run", "-m", "seed=1,2"],
 }
 RESUME = ["prune", "resume=run"]
 

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("tiny_digits")
 
 def config(tmp_path: Path, **calibration: Any) -> PruneConfig:
     return PruneConfig(
+        sparsity=SparsityConfig(joint=0.5),
         calibration=CalibrationConfig(**{"num_images": 48, "num_workers": 0, **calibration}),
         evaluation=EvaluationConfig(num_images=32, num_workers=0, throughput_batches=0),
         device="cpu",
@@ -64,7 +65,7 @@ OTHERS = {
     "weights": lambda cfg, tmp: replace(cfg, model=replace(cfg.model, checkpoint=other_weights(tmp))),
     "images": lambda cfg, tmp: replace(cfg, calibration=replace(cfg.calibration, num_images=47)),
     "transform": lambda cfg, tmp: replace(cfg, data=DataConfig(mean=[0.4])),
-    "groups": lambda cfg, tmp: replace(cfg, sparsity=replace(cfg.sparsity, mlp=0.5)),
+    "groups": lambda cfg, tmp: replace(cfg, sparsity=SparsityConfig(mlp=0.5)),
 }
 
 

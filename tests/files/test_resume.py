@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from corp_cli.errors import CorpError
 from corp_cli.files.cache import cache
 from corp_cli.files.output import clear_results
 from corp_cli.method import sequential
+from corp_cli.models.bundled import BUNDLED, BundledModel
 from tests.support.typed import UNTIMED, one_sentence
 from tests.support.variants import require_same
 
@@ -122,19 +124,28 @@ def photos(folder: Path, count: int = 64) -> None:
         Image.new("L", (8, 8), 3 * i).save(folder / f"{i:03}.png")
 
 
-@pytest.fixture
-def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A run from tmp_path/home that was stopped, with paths that begin there; home/whole is the same, not stopped."""
-    photos(tmp_path / "home/photos")
-    monkeypatch.chdir(tmp_path / "home")
-    assert main(["prune", *RELATIVE, "hydra.run.dir=whole"]) == 0
-    with monkeypatch.context() as patch:
+@pytest.fixture(scope="module")
+def home(tiny_model: BundledModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was stopped, with paths that begin there, and with the same that was not stopped."""
+    home = tmp_path_factory.mktemp("stopped") / "home"
+    photos(home / "photos")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BUNDLED, "vit_digits", tiny_model)
+        patch.chdir(home)
+        assert main(["prune", *RELATIVE, "hydra.run.dir=whole"]) == 0
         interrupt_at(patch, sequential, "sampled", 2)
         assert main(["prune", *RELATIVE, "hydra.run.dir=run"]) == 130
-    capsys.readouterr()
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    return tmp_path / "home/run"
+    shutil.copytree(home, home.with_name("untouched"))
+    return home
+
+
+@pytest.fixture
+def stopped(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """home/run, the run that was stopped, seen from elsewhere; home/whole is the same, not stopped."""
+    shutil.rmtree(home)
+    shutil.copytree(home.with_name("untouched"), home)
+    monkeypatch.chdir(tmp_path)
+    return home / "run"
 
 
 RELATIVE = [*UNTIMED, "calibration.path=photos", "evaluation.path=photos"]

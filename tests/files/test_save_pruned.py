@@ -19,16 +19,25 @@ from corp_cli import CorpError, load_config, load_pruned, prune, save_pruned
 from corp_cli.cli import main as cli
 from corp_cli.files.checkpoint import carried_manifest, carry_manifest, weights_sha256
 from corp_cli.files.manifest import read_manifest
+from corp_cli.models.bundled import BUNDLED, BundledModel
 from tests.support.variants import build, logits, require_same
 
 X = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 SETTINGS = ("recipe=paper", "calibration.num_images=32", "evaluation.num_images=16", "evaluation.throughput_batches=0")
 
 
+@pytest.fixture(scope="module")
+def run_folder(tiny_model: BundledModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BUNDLED, "vit_digits", tiny_model)
+        prune(load_config("sparsity.joint=0.5", "device=cpu", *SETTINGS), folder)
+    return folder
+
+
 @pytest.fixture
-def checkpoint(tmp_path: Path, tiny_digits: object) -> Path:
-    prune(load_config("sparsity.joint=0.5", "device=cpu", *SETTINGS), tmp_path / "run")
-    return tmp_path / "run" / "pruned.safetensors"
+def checkpoint(run_folder: Path, tiny_digits: object) -> Path:
+    return run_folder / "pruned.safetensors"
 
 
 def train(model: nn.Module) -> nn.Module:
@@ -166,7 +175,7 @@ def test_an_existing_file_is_replaced_or_stays(
     assert path.read_text() == "something else"
     save_pruned(model, path)
     assert path.read_bytes() == checkpoint.read_bytes()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "there.safetensors"]
+    assert [p.name for p in tmp_path.iterdir()] == ["there.safetensors"]
 
 
 def no_number(model: Any) -> Any:

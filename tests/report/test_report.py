@@ -23,6 +23,7 @@ from corp_cli.files.output import rounded
 from corp_cli.images.batches import Intake
 from corp_cli.images.sources import ImageSet
 from corp_cli.models.adapter import blocks_of
+from corp_cli.models.bundled import BUNDLED, BundledModel
 from corp_cli.report.gate_input import LAYOUTS, MACHINE
 from corp_cli.report.report import damage_curve, image_facts
 from corp_cli.runtime.environment import cpu_name, git_commit
@@ -84,7 +85,7 @@ def in_order(content: Any, part: dict[str, Any], root: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def written(tiny_model: BundledModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The file that each command writes, for one small model."""
     folder = tmp_path_factory.mktemp("written")
     few = ["evaluation.num_images=100", "evaluation.num_workers=0"]
@@ -92,14 +93,16 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     prune = ["calibration.num_images=64", "calibration.num_workers=0", "evaluation.throughput_batches=1"]
     checkpoint = f"checkpoint={folder}/report/pruned.safetensors"
     analyze = ["device=cpu", *prune[:2]]
-    for command, name, args in (
-        ("prune", "report", [*quick, *prune, "export.formats=[torchscript]"]),
-        ("evaluate", "evaluation", [*quick, checkpoint, "model=vit_digits"]),
-        ("bench", "bench", [checkpoint, "device=cpu", "runs=1", "batch_sizes=[1,2]", "dtypes=[float32,bfloat16]"]),
-        ("export", "export", [*few, checkpoint, "format=torchscript", "evaluation.throughput_batches=1"]),
-        ("analyze", "analysis", analyze),
-    ):
-        assert main([command, *args, f"hydra.run.dir={folder}/{name}"]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BUNDLED, "vit_digits", tiny_model)
+        for command, name, args in (
+            ("prune", "report", [*quick, *prune, "export.formats=[torchscript]"]),
+            ("evaluate", "evaluation", [*quick, checkpoint, "model=vit_digits"]),
+            ("bench", "bench", [checkpoint, "device=cpu", "runs=1", "batch_sizes=[1,2]", "dtypes=[float32,bfloat16]"]),
+            ("export", "export", [*few, checkpoint, "format=torchscript", "evaluation.throughput_batches=1"]),
+            ("analyze", "analysis", analyze),
+        ):
+            assert main([command, *args, f"hydra.run.dir={folder}/{name}"]) == 0
     return {name: folder / name / f"{name}.json" for name in NAMES}
 
 
