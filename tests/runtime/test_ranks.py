@@ -139,6 +139,18 @@ def test_moments_of_all_against_those_of_one(parts: tuple[int, ...], tmp_path: P
     each_of(3, tmp_path, work)
 
 
+def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[int] = []
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert ranks.device() == torch.device("cuda:1")
+    assert current == [1]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(CorpError, match="more processes than the 1 GPUs here"):
+        ranks.device()
+
+
 # --- a run ----------------------------------------------------------------------------------------------------
 
 
