@@ -148,6 +148,6 @@ def passes_shown(total: int) -> Iterator[Callable[[int], None]]:
         def add(count: int) -> None:
             nonlocal done
             done += count
-            show(done, total, console.duration((monotonic() - start) / done * (total - done)))
+            show(done, total, (monotonic() - start) / done * (total - done))
 
         yield add
