@@ -56,7 +56,7 @@ def test_per_class(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_dense_model_alone(tmp_path: Path) -> None:
-    found = evaluate(tmp_path, "model=vit_digits", "evaluation.throughput_batches=1")
+    found = evaluate(tmp_path, "model=vit_digits", "evaluation.num_images=200", "evaluation.throughput_batches=1")
     assert found["reference"] is None
     assert found["results"]["reference"] is None
     assert found["results"]["model"]["kl"] is None

@@ -129,7 +129,6 @@ def test_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(logits(model.eval(), x), logits(load_pruned(folder / "model.safetensors"), x))
 
 
-@pytest.mark.usefixtures("tiny_digits")
 def test_fine_tuning_for_an_epoch_brings_accuracy_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
