@@ -98,7 +98,7 @@ def prune(
     watch, warnings = Stopwatch(STAGES), collect_warnings()
     with watch("load"):
         work = prepare_run(cfg, folder, given)
-        cfg = replace(cfg, sparsity=work.sparsity, calibration=work.calibration)
+        cfg = replace(cfg, sparsity=work.sparsity)
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images
         sets = images.calibration, images.spares
         cache = ranks.once(opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups)
@@ -166,7 +166,7 @@ def measure_statistics(work: Work, cfg: PruneConfig) -> Statistics:
         batches = calibration_batches(work.images, dense, c, cfg.seed)
         return calibrate(dense.model, dense.blocks, batches, work.groups, work.keep)
 
-    return halving_batches(measure, cfg.calibration, "calibration")
+    return halving_batches(measure, work.calibration, "calibration")
 
 
 def trajectory_of(work: Work, cfg: PruneConfig, cache: Cache) -> tuple[Scores, ...]:
@@ -180,7 +180,7 @@ def trajectory_of(work: Work, cfg: PruneConfig, cache: Cache) -> tuple[Scores, .
         batches = curve_batches(work.images, dense, count, c, cfg.seed)
         return trajectory_losses(dense.model, dense.blocks, groups, batches, c.batch_size, progress)
 
-    losses = ranks.once(halving_batches, measure, cfg.calibration, "calibration")
+    losses = ranks.once(halving_batches, measure, work.calibration, "calibration")
     return trajectory_scores(losses, cfg.ranker.optin_lambda)
 
 
@@ -192,7 +192,7 @@ def curves_of(
 
     def curves(context: tuple[Sizes, ...], anchors: tuple[float, ...], wanted: list[tuple[int, str]]) -> list[Curve]:
         def measure() -> list[Curve]:
-            batches = list(curve_batches(work.images, dense, count, cfg.calibration, cfg.seed))
+            batches = list(curve_batches(work.images, dense, count, work.calibration, cfg.seed))
             return damage_curves(
                 dense.model, dense.blocks, statistics, scores, context, anchors, wanted, batches, settings
             )
@@ -223,7 +223,7 @@ def compensate_at_once(
         batches = calibration_batches(work.images, dense, c, cfg.seed)
         return fit_every_block(dense.model, pruned, dense.blocks, kept, errors, batches, how, cfg.seed, work.keep)
 
-    return halving_batches(fit, cfg.calibration, "calibration")
+    return halving_batches(fit, work.calibration, "calibration")
 
 
 def compensate_along_the_stream(
@@ -252,7 +252,7 @@ def compensate_along_the_stream(
             cached_blocks(cache, parts),
             work.keep,
         ),
-        cfg.calibration,
+        work.calibration,
         "calibration",
     )
 

@@ -17,7 +17,7 @@ import corp_cli
 from corp_cli.cli.compose import config_dir, slug
 from corp_cli.config.export import FORMATS
 from corp_cli.config.gate import GateConfig
-from corp_cli.config.prune import BenchConfig, CompensationConfig, InfoConfig, PruneConfig, SparsityConfig
+from corp_cli.config.prune import RANKERS, BenchConfig, CompensationConfig, InfoConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from tests.support.recipes import PAPER_COMPENSATION
 
@@ -52,8 +52,8 @@ def test_every_choice_composes(choice: str) -> None:
     config = load_config(choice)
     group, _, name = choice.partition("=")
     if group == "ranker":
-        simple = name if name in ("activation", "magnitude", "random") else "activation"
-        assert vars(config.ranker) == {"mlp": name, "qk": simple, "vo": simple, "heads": simple}
+        for units, known in RANKERS.items():
+            assert getattr(config.ranker, units) == (name if name in known else "activation")
 
 
 @pytest.mark.parametrize("choice", TIMM_CHOICES)
