@@ -20,7 +20,7 @@ from corp_cli.images.batches import Intake, Transform, batches, choose, own_batc
 from corp_cli.images.labels import Head, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.images.sources import ImageSet, is_timm_name, joined, read_images
 from corp_cli.measure.precision import require_precision
-from corp_cli.method.memory import Load, load_of, place, settle
+from corp_cli.method.memory import Load, has_room_for_streams, load_of, place, settle
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.loaded import LoadedModel, dense_model
@@ -94,7 +94,7 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
             "sparsity.latency times the model on the device, and calibration.offload=blocks keeps it off that; use "
             "sparsity.macs or sparsity.params."
         )
-    keep = keeper(calibration.scratch, calibration.offload == "blocks" and device.type == "cuda")
+    keep = keeper(calibration.scratch, device, has_room_for_streams(load, cfg.compensation, calibration, device))
     place(dense, calibration, device)
     require_labels(cfg.gate, images.evaluation.labelled)
     require_objective(names_in(cfg.objective), head, images.evaluation.labelled)

@@ -138,7 +138,9 @@ def test_the_repair_is_the_same(variant: str, propagate: str, tmp_path: Path) ->
     how = CompensationConfig(propagate=propagate)
     sparsity = SparsityConfig(mlp=0.5, vo=0.5, round_to=1)
     plain, errors = repaired(model, x, 4, sparsity, how)
-    by_block, others = repaired(parted(model), x, 4, sparsity, how, keep=scratch.keeper(str(tmp_path), False))
+    by_block, others = repaired(
+        parted(model), x, 4, sparsity, how, keep=scratch.keeper(str(tmp_path), torch.device("cpu"), False)
+    )
     bring_together(by_block)
     assert blocks_of(by_block) == blocks_of(plain)
     for name, tensor in plain.state_dict().items():
@@ -251,7 +253,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*args: Any, **kwargs: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    keep = scratch.keeper(str(tmp_path), False)
+    keep = scratch.keeper(str(tmp_path), torch.device("cpu"), False)
     x = torch.randn(3, 4).bfloat16()
     assert torch.equal(keep(x), x)
     monkeypatch.setattr("mmap.mmap", full)

@@ -195,6 +195,12 @@ def settle(
     return cfg
 
 
+def has_room_for_streams(load: Load, how: CompensationConfig, cfg: CalibrationConfig, device: torch.device) -> bool:
+    """Whether the tokens of all images may wait on `device`, beside what a run as `settle` has it needs there anyway."""
+    free, need = free_memory(device), most(needs(load, how, cfg))
+    return free is not None and cfg.offload == "none" and need.device + need.host <= free
+
+
 def warn_of_host(load: Load, need: Need, cfg: CalibrationConfig, shared: bool) -> None:
     """Say so where the host has less than the run needs beside the model, which is there; shared: with the device."""
     free = free_host_memory()

@@ -18,9 +18,8 @@ Drawn = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass
 class Sample:
-    """Tokens of a branch, as many as `count`, drawn by `seed`, and its targets [B, ..., O] on every batch, on the host.
+    """Tokens of a branch, as many as `count`, drawn by `seed`, and its targets [B, ..., O] on every batch; `keep`: where they wait.
 
-    keep: where targets wait.
     Filled by `sampled`: inputs z [k, D], targets y [k, O], how often each counts, and whether its image is kept aside.
     """
 
@@ -37,8 +36,8 @@ def sampled(stream: Stream, every: Iterable[Seen], sample: Sample | None) -> Ite
         yield from every
         return
     for seen, tokens in drawn(stream, every, sample.count, sample.seed):
-        z, y, counted, aside = tokens
-        sample.tokens.append((z.cpu(), y.cpu(), counted.cpu(), aside.cpu()))
+        z, y, counted, aside = map(sample.keep, tokens)
+        sample.tokens.append((z, y, counted, aside))
         sample.targets.append(sample.keep(seen.target))
         yield seen
 

@@ -16,10 +16,10 @@ from corp_cli.errors import CorpError
 Keep = Callable[[Tensor], Tensor]  # a tensor of the device → the same, where it may wait
 
 
-def keeper(folder: str | None, pinned: bool) -> Keep:
-    """What keeps tensors in `folder`, or else on the host, in memory that a GPU reads fast if `pinned`."""
+def keeper(folder: str | None, device: torch.device, room: bool) -> Keep:
+    """What keeps tensors in `folder`, or else on `device` if that has `room`, or else on the host."""
     if folder is None:
-        return on_pinned_host if pinned else on_host
+        return on_device if room else on_pinned_host if device.type == "cuda" else on_host
     place = Path(folder).expanduser()
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -29,13 +29,18 @@ def keeper(folder: str | None, pinned: bool) -> Keep:
     return partial(on_disk, place)
 
 
+def on_device(tensor: Tensor) -> Tensor:
+    """Where it is: the host is many times slower to reach than a block is to run."""
+    return tensor
+
+
 def on_host(tensor: Tensor) -> Tensor:
     """In ordinary memory."""
     return tensor.cpu()
 
 
 def on_pinned_host(tensor: Tensor) -> Tensor:
-    """In memory of fixed place."""
+    """In memory of fixed place, which a GPU reads fast."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 

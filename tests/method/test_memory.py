@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -127,6 +128,22 @@ def test_offload_is_settled_by_what_the_device_has(
 ) -> None:
     found = settled(CalibrationConfig(offload=asked, batch_size=1), free, monkeypatch)
     assert found == CalibrationConfig(offload=offload, batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("offload", "free", "waits"),
+    [("none", None, False), ("none", 0.9, False), ("none", 1.1, True), ("blocks", 1.1, False)],
+)
+def test_tokens_wait_on_the_device_where_it_has_room_for_them_too(
+    offload: str, free: float | None, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = load_of(loaded(model_of("vit")), frozenset({"mlp"}), 64, SparsityConfig(mlp=0.5))
+    cfg = CalibrationConfig(batch_size=8, offload=offload)
+    need = memory.most(memory.needs(load, CompensationConfig(), replace(cfg, offload="none")))
+    assert need.host > 0
+    both = None if free is None else free * (need.device + need.host)
+    monkeypatch.setattr(memory, "free_memory", lambda device: both)
+    assert memory.has_room_for_streams(load, CompensationConfig(), cfg, CPU) is waits
 
 
 def test_batches_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
