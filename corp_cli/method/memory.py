@@ -196,7 +196,7 @@ def settle(
 
 
 def has_room_for_streams(load: Load, how: CompensationConfig, cfg: CalibrationConfig, device: torch.device) -> bool:
-    """Whether the tokens of all images may wait on `device`, beside what a run as `settle` has it needs there anyway."""
+    """Whether the tokens of all images may wait on `device`, beside what the run needs there anyway."""
     free, need = free_memory(device), most(needs(load, how, cfg))
     return free is not None and cfg.offload == "none" and need.device + need.host <= free
 

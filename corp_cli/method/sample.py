@@ -18,8 +18,9 @@ Drawn = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass
 class Sample:
-    """Tokens of a branch, as many as `count`, drawn by `seed`, and its targets [B, ..., O] on every batch; `keep`: where they wait.
+    """Tokens of a branch, as many as `count`, drawn by `seed`, and its targets [B, ..., O] on every batch.
 
+    keep: where they wait.
     Filled by `sampled`: inputs z [k, D], targets y [k, O], how often each counts, and whether its image is kept aside.
     """
 
