@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hydra._internal.hydra import Hydra
-from hydra.types import RunMode
-from timm.layers import weight_init
 
 if "CORP_TEST_CUDA" not in os.environ:  # figures are compared with those of a CPU, and device=auto would take a GPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from corp_cli import commands
-from corp_cli.cli import hydra_app
 from corp_cli.cli.main import main
 from corp_cli.config.prune import PruneConfig
 from corp_cli.models.bundled import BUNDLED, BundledModel
 from corp_cli.runtime import hub
+from tests.support import quicker
 from tests.support.tiny import write_tiny
 from tests.support.typed import UNTIMED, put_module
 
@@ -28,29 +24,11 @@ REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_draws_without_values() -> Iterator[None]:
-    """On the meta device there is nothing to draw; timm's drawing there takes half of the time of counting MACs."""
-    draw = weight_init._trunc_normal_
+def _quicker() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            weight_init, "_trunc_normal_", lambda tensor, *args: tensor if tensor.is_meta else draw(tensor, *args)
-        )
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _mode_found_once() -> Iterator[None]:
-    """Hydra composes the whole config only to read its mode, which corp's check has read just before."""
-    check, found = hydra_app.check, [RunMode.RUN]
-
-    def checked(*args: Any) -> hydra_app.Ground:
-        ground = check(*args)
-        found[0] = RunMode.MULTIRUN if ground.multirun else RunMode.RUN
-        return ground
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hydra_app, "check", checked)
-        patch.setattr(Hydra, "get_mode", lambda *_, **__: found[0])
+        quicker.draw_no_weights_on_meta(patch)
+        quicker.find_the_mode_once(patch)
+        quicker.remember_compositions(patch)
         yield
 
 

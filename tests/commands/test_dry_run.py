@@ -156,9 +156,10 @@ def test_it_refuses_what_the_run_would_refuse(tmp_path: Path, capsys: pytest.Cap
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("tiny_digits")
 def test_the_run_itself_is_not_begun(monkeypatch: pytest.MonkeyPatch, rates: Callable[[Rates], None]) -> None:
     monkeypatch.setattr(command, "prune", None)
-    command.run(PruneConfig(device="cpu", dry_run=True), Path("out"))
+    command.run(load_config(*QUICK, "sparsity.joint=0.5", "dry_run=true"), Path("out"))
     assert not Path("out").exists()
     with pytest.raises(CorpError, match=r"dry_run=true is for the command"):
         prune(PruneConfig(device="cpu", dry_run=True))

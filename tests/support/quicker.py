@@ -1,0 +1,79 @@
+"""What timm and Hydra do again and again in tests, done once, with the same outcome: most of what a small run takes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hydra._internal import defaults_list
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from timm.layers import weight_init
+
+from corp_cli.cli import hydra_app
+from corp_cli.cli.compose import config_dir
+
+
+def draw_no_weights_on_meta(patch: pytest.MonkeyPatch) -> None:
+    """There are no values to draw; timm's drawing there takes half of the time of counting MACs."""
+    draw = weight_init._trunc_normal_
+    patch.setattr(
+        weight_init, "_trunc_normal_", lambda tensor, *args: tensor if tensor.is_meta else draw(tensor, *args)
+    )
+
+
+def find_the_mode_once(patch: pytest.MonkeyPatch) -> None:
+    """Hydra composes the whole config only to read its mode, which corp's check has read just before."""
+    check, found = hydra_app.check, [RunMode.RUN]
+
+    def checked(*args: Any) -> hydra_app.Ground:
+        ground = check(*args)
+        found[0] = RunMode.MULTIRUN if ground.multirun else RunMode.RUN
+        return ground
+
+    patch.setattr(hydra_app, "check", checked)
+    patch.setattr(Hydra, "get_mode", lambda *_, **__: found[0])
+
+
+def remember_compositions(patch: pytest.MonkeyPatch) -> None:
+    """The same choices of corp's own configs give the same defaults list, and the same config before overrides."""
+    list_defaults, compose = defaults_list._create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
+    lists: dict[str, tuple[Any, dict[str, Any]]] = {}
+    configs: dict[str, DictConfig] = {}
+
+    def listed(repo: Any, config_name: Any, overrides: Any, **how: Any) -> Any:
+        if not only_corps(repo):
+            return list_defaults(repo, config_name, overrides, **how)
+        choices = {name: value for name, value in vars(overrides).items() if name != "config_overrides"}
+        key = repr((sources(repo), config_name, choices, how))
+        if key not in lists:
+            made = list_defaults(repo, config_name, overrides, **how)
+            lists[key] = made, copy.deepcopy({name: vars(overrides)[name] for name in choices})
+        made, choices = lists[key]
+        vars(overrides).update(copy.deepcopy(choices))
+        return made
+
+    def composed(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> DictConfig:
+        if not only_corps(repo):
+            return compose(self, defaults=defaults, repo=repo)
+        key = repr((sources(repo), defaults))
+        if key not in configs:
+            configs[key] = compose(self, defaults=defaults, repo=repo)
+        return copy.deepcopy(configs[key])
+
+    patch.setattr(defaults_list, "_create_defaults_list", listed)
+    patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", composed)
+
+
+def sources(repo: Any) -> list[tuple[str, str]]:
+    """(who gave it, where it is) of all that a config is looked for in."""
+    return [(source.provider, source.path) for source in repo.get_sources()]
+
+
+def only_corps(repo: Any) -> bool:
+    """No folder but corp's own, which no test changes."""
+    own = f"file://{config_dir().resolve()}"
+    return all(path == own or not path.startswith("file:") for _, path in sources(repo))
