@@ -217,10 +217,11 @@ def test_a_budget_and_scratch_from_the_command_line(
     assert set(mapped) == {tmp_path / "scratch"}
     assert list((tmp_path / "scratch").iterdir()) == []
     assert "blocks.0 is repaired anew" not in capsys.readouterr().err
-    whole, again = (load_file(tmp_path / name / "pruned.safetensors") for name in ("plain", "by_block"))
-    assert whole.keys() == again.keys()
-    for name, tensor in whole.items():
-        require_same(again[name], tensor)
+    plans = [(tmp_path / name / "plan.yaml").read_text() for name in ("plain", "by_block")]
+    assert plans[0] == plans[1]
+    images = torch.linspace(-1, 1, 8 * 64).reshape(8, 1, 8, 8)
+    whole, again = (load_pruned(tmp_path / name / "pruned.safetensors")(images) for name in ("plain", "by_block"))
+    torch.testing.assert_close(again, whole, rtol=0, atol=0.01 * float(whole.abs().max()))  # rounding, six refits on
 
 
 @pytest.mark.usefixtures("empty_folder", "tiny_digits")
