@@ -15,7 +15,7 @@ from timm.layers import weight_init
 
 from corp_cli.cli import hydra_app
 from corp_cli.cli.compose import config_dir
-from corp_cli.cli.saved import LAID_OVER
+from corp_cli.cli.messages import LAID_OVER
 
 
 def draw_no_weights_on_meta(patch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from corp_cli.models.bundled import BUNDLED, BundledModel
 
@@ -40,12 +41,12 @@ def write_shallow(path: Path) -> BundledModel:
 
 
 @torch.no_grad()
-def fit_head(model: nn.Module) -> None:
+def fit_head(model: Any) -> None:
     """A head that reads the class token, fitted by least squares on the digits for calibration."""
     digits = load_file(DIGITS.calibration)
     pixels: Tensor = (digits["images"][:, None].float() / 255 - 0.5) / 0.5
     read = F.pad(model.forward_head(model.forward_features(pixels), pre_logits=True), (0, 1), value=1.0)
     wanted = 5 * F.one_hot(digits["labels"].long(), 10).float()
     fitted = torch.linalg.lstsq(read, wanted).solution
-    model.get_parameter("head.weight").copy_(fitted[:-1].T)
-    model.get_parameter("head.bias").copy_(fitted[-1])
+    model.head.weight.copy_(fitted[:-1].T)
+    model.head.bias.copy_(fitted[-1])
