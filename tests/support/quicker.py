@@ -15,6 +15,7 @@ from timm.layers import weight_init
 
 from corp_cli.cli import hydra_app
 from corp_cli.cli.compose import config_dir
+from corp_cli.cli.messages import LAID_OVER
 
 
 def draw_no_weights_on_meta(patch: pytest.MonkeyPatch) -> None:
@@ -45,7 +46,7 @@ def remember_compositions(patch: pytest.MonkeyPatch) -> None:
     configs: dict[str, DictConfig] = {}
 
     def listed(repo: Any, config_name: Any, overrides: Any, **how: Any) -> Any:
-        if not only_corps(repo):
+        if not only_corps(repo, str(config_name)):
             return list_defaults(repo, config_name, overrides, **how)
         choices = {name: value for name, value in vars(overrides).items() if name != "config_overrides"}
         key = repr((sources(repo), config_name, choices, how))
@@ -57,7 +58,7 @@ def remember_compositions(patch: pytest.MonkeyPatch) -> None:
         return made
 
     def composed(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> DictConfig:
-        if not only_corps(repo):
+        if not only_corps(repo, *(str(default.config_path) for default in defaults)):
             return compose(self, defaults=defaults, repo=repo)
         key = repr((sources(repo), defaults))
         if key not in configs:
@@ -73,7 +74,9 @@ def sources(repo: Any) -> list[tuple[str, str]]:
     return [(source.provider, source.path) for source in repo.get_sources()]
 
 
-def only_corps(repo: Any) -> bool:
-    """No folder but corp's own, which no test changes."""
+def only_corps(repo: Any, *names: str) -> bool:
+    """No folder but corp's own, which no test changes, and no config that a run saved."""
     own = f"file://{config_dir().resolve()}"
-    return all(path == own or not path.startswith("file:") for _, path in sources(repo))
+    return not any(name.endswith(LAID_OVER) for name in names) and all(
+        path == own or not path.startswith("file:") for _, path in sources(repo)
+    )
