@@ -37,7 +37,7 @@ MISTAKES = [
     (["prune", "model=5"], ["model=5", *CHOICES]),
     (["prune", "model=null"], ["model=null", *CHOICES]),
     (["prune", "-m", "model=deit_tiny,deit_tny"], ["model=deit_tny", "did you mean deit_tiny?"]),
-    (["prune", "recipe=foo"], ["recipe=foo", "choose best or paper"]),
+    (["prune", "recipe=foo"], ["recipe=foo", "choose best, kwon, optin or paper"]),
     (["prune", "sparsity=0.5"], ["sparsity=0.5", "uniform", "sparsity.joint"]),
     (["prune", "calibration=/photos"], ["calibration=/photos", "folder", "calibration.path"]),
     (["prune", "hydra/launcher=nope"], ["hydra/launcher=nope", "basic"]),

@@ -78,5 +78,5 @@ def only_corps(repo: Any, *names: str) -> bool:
     """No folder but corp's own, which no test changes, and no config that a run saved."""
     own = f"file://{config_dir().resolve()}"
     return not any(name.endswith(LAID_OVER) for name in names) and all(
-        path == own or not path.startswith("file:") for _, path in sources(repo)
+        path == own or not (path.startswith("file:") or provider == "command-line") for provider, path in sources(repo)
     )
