@@ -245,6 +245,7 @@ def test_sigterm_is_as_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         time.sleep(30)
 
     put_module(monkeypatch, "prune", commands, run=run)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a library that another test has loaded may have its own
     assert main(["prune", "hydra.run.dir=run"]) == 143
     assert capsys.readouterr().err == f"corp: terminated; go on with: corp prune resume={Path('run').absolute()}\n"
     assert Path("run/prune.log").read_text().endswith("terminated\n")
