@@ -105,15 +105,18 @@ def main() -> None:
 
 def config(args: argparse.Namespace, seed: int, overrides: list[str]) -> PruneConfig:
     """The run of one row."""
+    paths = {
+        "model.checkpoint": args.checkpoint,
+        "calibration.path": args.calibration,
+        "evaluation.path": args.evaluation,
+    }
     return load_config(
         f"model={args.model}",
-        f"model.checkpoint={args.checkpoint}",
-        f"calibration.path={args.calibration}",
+        *(f"{key}={value}" for key, value in paths.items() if value),
         f"calibration.num_images={args.num_images}",
         f"calibration.cache={args.cache}",
         f"calibration.num_workers={args.num_workers}",
         f"evaluation.num_workers={args.num_workers}",
-        *([f"evaluation.path={args.evaluation}"] if args.evaluation else []),
         "evaluation.throughput_batches=0",
         f"seed={seed}",
         *overrides,

@@ -19,8 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from corp_cli import load_config, prune
-from corp_cli.config.prune import PruneConfig, SparsityConfig
+from ablation import config
+
+from corp_cli import prune
+from corp_cli.config.prune import SparsityConfig
 from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.report.schema import Report
 from corp_cli.sizes.costs import cost_of
@@ -140,26 +142,6 @@ def matching_joint(dense: LoadedModel, kind: str, fraction: float) -> float:
         middle = (low + high) // 2
         low, high = (low, middle) if left(middle) <= 1 - fraction else (middle, high)
     return high / 1000
-
-
-def config(args: argparse.Namespace, seed: int, overrides: list[str]) -> PruneConfig:
-    """The run of one row."""
-    paths = {
-        "model.checkpoint": args.checkpoint,
-        "calibration.path": args.calibration,
-        "evaluation.path": args.evaluation,
-    }
-    return load_config(
-        f"model={args.model}",
-        *(f"{key}={value}" for key, value in paths.items() if value),
-        f"calibration.num_images={args.num_images}",
-        f"calibration.cache={args.cache}",
-        f"calibration.num_workers={args.num_workers}",
-        f"evaluation.num_workers={args.num_workers}",
-        "evaluation.throughput_batches=0",
-        f"seed={seed}",
-        *overrides,
-    )
 
 
 def say(cells: tuple[str, ...], path: Path | None) -> None:

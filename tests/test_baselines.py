@@ -86,6 +86,7 @@ def test_the_table_goes_on_after_a_row_that_fails(
 ) -> None:
     given = ["--model", "vit_digits", "--kinds", "macs", "--removed", "0.3", "--num-images", "48", "--num-workers", "0"]
     rows = ["--rows", "kcm, none", "best, no", "--cache", str(tmp_path), "--csv", str(tmp_path / "table.csv")]
+    monkeypatch.syspath_prepend(ROOT / "scripts")
     script = runpy.run_path(str(ROOT / "scripts/baselines.py"))["main"]
 
     def fails(cfg: PruneConfig) -> pipeline.PruneResult:

@@ -48,6 +48,7 @@ from corp_cli.pipeline import UNCOMPENSATED
 from corp_cli.prepare import Work, first_batch
 from corp_cli.runtime.environment import peak_memory_mib
 from corp_cli.runtime.memory import plain_memory_errors, room_of
+from corp_cli.runtime.scratch import on_device
 from corp_cli.sizes.budget import Budget, matching_fraction, uniform
 from corp_cli.sizes.costs import cost_of
 from corp_cli.sizes.curves import ANCHORS, MERGED
@@ -316,9 +317,11 @@ def peak_mib(work: Work, cfg: PruneConfig, rates: Rates) -> dict[str, float | No
         held = images * (2 * load.tokens * load.width + load.pixels) * FLOAT
         # the copy around, and all weights in float64: beside the blocks, wherever those are
         whole = load.parameters * DOUBLE, load.parameters * (load.bytes_each if settings.offload == "blocks" else FLOAT)
-        host, on_device = (sum(whole), held) if settings.offload == "blocks" else (0, held + sum(whole))
-        found["plan"] = Need(calibrated.host + host, calibrated.device + on_device)
+        host, added = (sum(whole), held) if settings.offload == "blocks" else (0, held + sum(whole))
+        found["plan"] = Need(calibrated.host + host, calibrated.device + added)
     need = most(found)
+    if work.keep is on_device:  # which holds the tokens of all images too, and nothing else is on the host
+        need = Need(0, need.device + need.host)
     if device.type == "cuda":
         return {"host": rates.host_mib + need.host / MIB, "device": need.device / MIB}
     timed = load.parameters * FLOAT + statistics_bytes(load, load.blocks) + activations(load, rates.batch)

@@ -8,6 +8,7 @@ from corp_cli.config.outcome import names_in
 from corp_cli.config.report import ReportConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.output import PAGE, REPORT, require_room, write_whole
+from corp_cli.report import plots
 from corp_cli.report.page import compared, facts, picture
 from corp_cli.report.page.charts import measures
 from corp_cli.report.page.page import page
@@ -41,15 +42,15 @@ def run(cfg: ReportConfig, output_dir: Path) -> None:
     write_whole(folder / PAGE, lambda file: file.write(html), "output")
     write_runs(keys, runs, folder / TABLE, "output")
     written = [PAGE, TABLE]
-    if picture.can_draw() and measures(reports):
+    if plots.can_draw() and measures(reports):
         picture.write_picture(reports, folder / picture.PICTURE, "output")
         written.append(picture.PICTURE)
     out = console.out()
     several = len(reports) > 1
     out.print(f"{compared.sentence(reports) if several else facts.sentence(reports[0])}.", markup=False)
     out.print(f"Wrote {', '.join(written[:-1])} and {written[-1]} to {folder}.", markup=False)
-    if not picture.can_draw():
-        out.print(f"For {picture.PICTURE} too: pip install {picture.MISSING}", markup=False)
+    if not plots.can_draw():
+        out.print(f"For {picture.PICTURE} too: pip install {plots.MISSING}", markup=False)
 
 
 def folder_of(place: Path) -> Path:

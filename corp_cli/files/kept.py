@@ -16,6 +16,7 @@ from torch import Tensor
 
 from corp_cli.errors import CorpError
 from corp_cli.files.tensors import save_whole
+from corp_cli.runtime import console
 
 FORMAT = "corp-kept"
 VERSION = 1
@@ -80,3 +81,17 @@ def read_kept(path: Path, kind: str) -> Kept:
         return Kept(head["key"], head["content"], tensors)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError("was changed after it was written") from error
+
+
+def kept_of_block(path: Path, kind: str, key: Key, block: str | int, instead: str) -> Kept | None:
+    """What is kept in `path` of a block; None where it is not: if it was there, a warning says why, and `instead`."""
+    if not path.exists():
+        return None
+    try:
+        kept = read_kept(path, kind)
+        if kept.key != key or kept.content["block"] != block:
+            raise DamagedError("belongs to another run")
+        return kept
+    except CorpError as error:
+        console.warn(f"{path} {error}; {instead}.")
+        return None

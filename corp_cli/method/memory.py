@@ -191,7 +191,8 @@ def settle(
     elif batch < cfg.batch_size:
         console.warn(f"calibration.batch_size={cfg.batch_size} would not fit the device; going on with {batch}.")
     cfg = replace(cfg, offload=offload, batch_size=batch)
-    warn_of_host(load, most(needs(load, how, cfg)), cfg, shared=False)
+    if not has_room_for_streams(load, how, cfg, device):
+        warn_of_host(load, most(needs(load, how, cfg)), cfg, shared=False)
     return cfg
 
 

@@ -11,8 +11,9 @@ f the dense branch and x the dense stream: it answers to its own inputs, and und
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -25,7 +26,7 @@ from corp_cli.method.calibrate import require_finite
 from corp_cli.method.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
 from corp_cli.method.fit_mlp import fit_block
 from corp_cli.method.fit_values import fit_values
-from corp_cli.method.keep import KeptAttention, keep
+from corp_cli.method.keep import KeptAttention, KeptUnits, keep
 from corp_cli.method.observe import Joint, joint_moments, observe, observe_attention, observe_cut, with_ridge
 from corp_cli.method.rank import RankerArgs, rank_block
 from corp_cli.method.sample import Sample, sampled
@@ -86,9 +87,8 @@ def compensate_sequentially(
         if known is None and weights.attn is not None:
             statistics, targets = observe_attention(stream, dense, block, attention, cfg)
             require_finite(block, statistics)
-            attn, kept, errors = ranks.once(
-                cut_attention, weights.attn, weights, statistics, block, sizes[i], groups, ranker, args, cfg
-            )
+            choose = partial(chosen, block, sizes[i], groups - {"mlp"}, ranker, args)
+            attn, kept, errors = ranks.once(cut_attention, weights.attn, weights, statistics, block, choose, cfg)
             replace_attention(pruned, block, attn)
             cut = sublayers(pruned, block)[0]
             joint = joint_moments(stream, cut, observe_cut(stream, cut, targets))
@@ -112,11 +112,10 @@ def compensate_sequentially(
             require_finite(block, BlockStatistics(hidden=joint.every))
             refitted, hidden, how = ranks.once(refit_mlp, weights.mlp, joint, fits, cfg)
             del joint  # the largest tensors of the run
-            by_mlp, known_size = replace(weights, mlp=refitted), replace(args, kept=sizes[i], ridge_lambda=how.ridge)
-            refitted, error = ranks.once(
-                cut_mlp, refitted, by_mlp, hidden, block, sizes[i], groups, ranker, known_size, how
-            )
-            del hidden, by_mlp
+            known_size = replace(args, kept=sizes[i], ridge_lambda=how.ridge)
+            choose = partial(chosen, block, sizes[i], groups & {"mlp"}, ranker, known_size)
+            refitted, error = ranks.once(cut_mlp, refitted, weights, hidden, choose, how)
+            del hidden
             errors |= error
             replace_mlp(pruned, block, refitted)
             if sample and error:
@@ -134,20 +133,32 @@ def compensate_sequentially(
 
 # --- cut and refit --------------------------------------------------------------------------------------------
 
+Choose = Callable[[BlockWeights, BlockStatistics], KeptUnits]  # `chosen`, for the block at hand
+
+
+def chosen(
+    block: Block,
+    sizes: Sizes,
+    groups: frozenset[str],
+    ranker: RankerConfig,
+    args: RankerArgs,
+    weights: BlockWeights,
+    statistics: BlockStatistics,
+) -> KeptUnits:
+    """Which units of `groups` a block keeps, ranked anew."""
+    return keep(rank_block(weights, statistics, block, groups, ranker, args), block, sizes)
+
 
 def cut_attention(
     attn: AttentionWeights,
     weights: BlockWeights,
     statistics: BlockStatistics,
     block: Block,
-    sizes: Sizes,
-    groups: frozenset[str],
-    ranker: RankerConfig,
-    args: RankerArgs,
+    choose: Choose,
     cfg: CompensationConfig,
 ) -> tuple[AttentionWeights, KeptAttention | None, dict[str, GroupError]]:
     """(`attn` without the heads, queries and keys that go, what is kept, errors); values only lose those of heads."""
-    kept = keep(rank_block(weights, statistics, block, groups - {"mlp"}, ranker, args), block, sizes).attn
+    kept = choose(weights, statistics).attn
     if kept is None:
         return attn, None, {}
     heads, qk = kept.heads.to(attn.proj.device), kept.qk.to(attn.proj.device)
@@ -173,19 +184,10 @@ def refit_mlp(
 
 
 def cut_mlp(
-    mlp: MlpWeights,
-    weights: BlockWeights,
-    hidden: Moments,
-    block: Block,
-    sizes: Sizes,
-    groups: frozenset[str],
-    ranker: RankerConfig,
-    args: RankerArgs,
-    cfg: CompensationConfig,
+    mlp: MlpWeights, weights: BlockWeights, hidden: Moments, choose: Choose, cfg: CompensationConfig
 ) -> tuple[MlpWeights, dict[str, GroupError]]:
-    """(`mlp` without the channels that go, the error if any do), by `weights` of the block and their moments."""
-    found = BlockStatistics(hidden=hidden)
-    units = keep(rank_block(weights, found, block, groups & {"mlp"}, ranker, args), block, sizes).mlp
+    """(`mlp` without the channels that go, the error if any do), by their moments; `mlp` is to be that of `weights`."""
+    units = choose(replace(weights, mlp=mlp), BlockStatistics(hidden=hidden)).mlp
     if units is None:
         return mlp, {}
     mlp, error = compensate_mlp(mlp, hidden, units, cfg)

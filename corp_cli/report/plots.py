@@ -14,10 +14,25 @@ from corp_cli.report.schema import AnalysisReport
 from corp_cli.report.study import SHOWN, Mean
 from corp_cli.runtime import console
 
+MISSING = "matplotlib"  # where the extra is not installed
 INCHES = 4.0, 3.2  # of one panel
 LOGARITHMIC = 30  # largest over smallest x, from which on the axis is logarithmic
 INSTEAD = {"top1": "agreement", "top5": "agreement"}  # of images without labels
 Numbers = dict[str, dict[str, float]]  # of the paper, by row and figure
+
+
+def can_draw() -> bool:
+    """Whether the package that draws is installed."""
+    return find_spec(MISSING) is not None
+
+
+def write_figure(figure: Any, path: Path, key: str = "hydra.run.dir", dpi: int = 150) -> None:
+    """Write a PNG, whole or not at all. Raises CorpError, naming the `key` of its folder, where that fails."""
+    try:
+        with appearing(path) as partial:
+            figure.savefig(partial, dpi=dpi)
+    except OSError as error:
+        raise CorpError(cannot_write(path, error, key)) from error
 
 
 def picture(path: Path, panels: tuple[int, int], draw: Callable[[Any], None]) -> bool:
@@ -25,7 +40,7 @@ def picture(path: Path, panels: tuple[int, int], draw: Callable[[Any], None]) ->
 
     Where there is none, one line says how to get it. Raises CorpError if the file cannot be written.
     """
-    if find_spec("matplotlib") is None:
+    if not can_draw():
         said = f"corp: no {path.name}, which matplotlib draws; run: pip install 'matplotlib>=3.8,<4'"
         console.err().print(said, style="dim", markup=False)
         return False
@@ -34,11 +49,7 @@ def picture(path: Path, panels: tuple[int, int], draw: Callable[[Any], None]) ->
     rows, columns = panels
     figure = Figure(figsize=(columns * INCHES[0], rows * INCHES[1]), layout="constrained")
     draw(figure.subplots(rows, columns, squeeze=False))
-    try:
-        with appearing(path) as partial:
-            figure.savefig(partial, dpi=150)
-    except OSError as error:
-        raise CorpError(cannot_write(path, error)) from error
+    write_figure(figure, path)
     return True
 
 

@@ -51,6 +51,14 @@ class Run:
     content: dict[str, Any]
 
 
+def amount(number: float) -> str:
+    """`number` in four digits: 492.0 k, 6.965 M, 1.254 G."""
+    for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:#.4g} {suffix}"
+    return f"{number:g}"
+
+
 def figures_of(content: Any, name: str) -> dict[str, Any]:
     """column → figure, None where it was not measured, of the JSON `content` of the report `name`.
 

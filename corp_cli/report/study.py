@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from corp_cli.report.gate_input import at
-from corp_cli.report.runs import write_summary
+from corp_cli.report.runs import amount, write_summary
 
 PATHS = {  # column of results.csv → where report.json has it
     "parameters": "size.pruned.parameters",
@@ -39,15 +39,9 @@ COLUMNS = {**PATHS, **dict(OF_SIDES)}
 TIMES = ("latency_ms", "latency_speedup", "dense_latency_ms")  # of bench.json
 
 
-def scaled(value: float) -> str:
-    """A count of four digits."""
-    unit, suffix = next(one for one in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if value >= one[0] or one[0] == 1)
-    return f"{value / unit:#.4g} {suffix}"
-
-
 SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {  # column → heading and format
-    "parameters": ("params", scaled),
-    "macs": ("MACs", scaled),
+    "parameters": ("params", amount),
+    "macs": ("MACs", amount),
     "top1": ("top-1", "{:.1f}".format),
     "top5": ("top-5", "{:.1f}".format),
     "agreement": ("agree", "{:.1f}".format),

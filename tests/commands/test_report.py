@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from corp_cli.cli.main import main
-from corp_cli.report.page import picture
+from corp_cli.report import plots
 from tests.support.reports import lay, report
 from tests.support.typed import files, one_sentence
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_shown_is_named(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.usefixtures("two")
 def test_without_what_draws(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(picture, "can_draw", lambda: False)
+    monkeypatch.setattr(plots, "can_draw", lambda: False)
     assert main(["report", "runs"]) == 0
     assert not Path("runs/report.png").exists()
     assert "Wrote report.html and report.csv to runs." in (out := capsys.readouterr().out)

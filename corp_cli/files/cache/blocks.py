@@ -11,13 +11,13 @@ from torch import nn
 
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.keys import key_sha256
-from corp_cli.files.kept import DamagedError, Kept, Key, read_kept, write_kept
+from corp_cli.files.kept import Kept, Key, kept_of_block, write_kept
 from corp_cli.linalg.fit import Fit
 from corp_cli.method.compensate import GroupError
 from corp_cli.models.blocks import Block
 from corp_cli.models.resize import pruned_sizes, resize, sizes_from_json
 from corp_cli.models.spec import PrunedSizes
-from corp_cli.runtime import console, ranks
+from corp_cli.runtime import ranks
 
 KIND = "repaired block"
 
@@ -58,23 +58,10 @@ class BlockFiles:
 
     def read(self, index: int, block: Block, pruned: nn.Module) -> dict[str, GroupError] | None:
         """Put a kept block into `pruned` and give its errors; None where none is kept, or not this one."""
-        kept = ranks.once(self.find, index, block)
+        instead = f"{block.name} is repaired anew"
+        kept = ranks.once(kept_of_block, self.path(index), KIND, self.key, block.name, instead)
         if kept is None:
             return None
         resize(pruned, {block.name: sizes_from_json(kept.content["sizes"])})
         pruned.get_submodule(block.name).load_state_dict(kept.tensors)
         return {group: group_error(error) for group, error in kept.content["errors"].items()}
-
-    def find(self, index: int, block: Block) -> Kept | None:
-        """What is kept of a block."""
-        path = self.path(index)
-        if not path.exists():
-            return None
-        try:
-            kept = read_kept(path, KIND)
-            if kept.key != self.key or kept.content["block"] != block.name:
-                raise DamagedError("belongs to another run")
-            return kept
-        except CorpError as error:
-            console.warn(f"{path} {error}; {block.name} is repaired anew.")
-            return None

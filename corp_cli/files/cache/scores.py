@@ -8,9 +8,8 @@ from pathlib import Path
 
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.keys import key_sha256
-from corp_cli.files.kept import DamagedError, Kept, Key, read_kept, write_kept
+from corp_cli.files.kept import Kept, Key, kept_of_block, write_kept
 from corp_cli.method.optin import Losses
-from corp_cli.runtime import console
 
 KIND = "trajectory losses"
 
@@ -33,14 +32,5 @@ class LossFiles:
 
     def read(self, index: int) -> Losses | None:
         """Those of a block; None where none are kept, or not these."""
-        path = self.path(index)
-        if not path.exists():
-            return None
-        try:
-            kept = read_kept(path, KIND)
-            if kept.key != self.key or kept.content["block"] != index:
-                raise DamagedError("belongs to another run")
-        except CorpError as error:
-            console.warn(f"{path} {error}; its units are masked anew.")
-            return None
-        return kept.tensors
+        kept = kept_of_block(self.path(index), KIND, self.key, index, "its units are masked anew")
+        return None if kept is None else kept.tensors

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corp_cli.report.page.charts import Measure, front, measures, value
-from corp_cli.report.page.facts import EMPTY, Cell, Number, amount, gone, removed, seconds
+from corp_cli.report.page.facts import EMPTY, Cell, Number, gone, removed, seconds
+from corp_cli.report.runs import amount
 from corp_cli.report.schema import Report
 from corp_cli.runtime.console import duration
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from corp_cli.models.blocks import GROUPS
 from corp_cli.report.card import MODELS, ROWS
+from corp_cli.report.runs import amount
 from corp_cli.report.schema import Images, Report
 from corp_cli.runtime.console import duration
 
@@ -28,15 +29,6 @@ class Cell:
 
 
 EMPTY = Cell("")
-
-
-def amount(number: float) -> str:
-    """`number` in four digits: 492.0 k, 6.965 M, 1.254 G."""
-    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= unit:
-            scaled = number / unit
-            return f"{scaled:.{3 if scaled < 10 else 2 if scaled < 100 else 1}f}{suffix}"
-    return f"{number:g}"
 
 
 def gone(report: Report, what: str) -> float:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from corp_cli.errors import CorpError
-from corp_cli.files.output import appearing, cannot_write
 from corp_cli.report.page.charts import measures, trade
+from corp_cli.report.plots import write_figure
 from corp_cli.report.schema import Report
 
 PICTURE = "report.png"
-MISSING = "matplotlib"  # what it is drawn with: the extra `plots`
-
-
-def can_draw() -> bool:
-    """Whether the package that draws is installed."""
-    return find_spec(MISSING) is not None
 
 
 def write_picture(reports: Sequence[Report], path: Path, key: str) -> None:
@@ -27,7 +19,7 @@ def write_picture(reports: Sequence[Report], path: Path, key: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     measure = measures(reports)[0]
-    shown, figure = trade(reports, measure), Figure(figsize=(6.4, 4), dpi=200, layout="constrained")
+    shown, figure = trade(reports, measure), Figure(figsize=(6.4, 4), layout="constrained")
     axes: Any = figure.subplots()
     runs = shown["runs"]
     series = (  # label, points, how they look
@@ -44,8 +36,4 @@ def write_picture(reports: Sequence[Report], path: Path, key: str) -> None:
     axes.xaxis.set_major_formatter(EngFormatter())
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper left", ncols=4, frameon=False)
-    try:
-        with appearing(path) as partial:
-            figure.savefig(partial)
-    except OSError as error:
-        raise CorpError(cannot_write(path, error, key)) from error
+    write_figure(figure, path, key, dpi=200)
