@@ -55,5 +55,5 @@ $(VENV)-lowest/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-lowest
 	sed -n '/^dependencies/,/^]/s/^ *"\([^>]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml > $(VENV)-lowest/lowest.txt
 	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check -r $(VENV)-lowest/lowest.txt -e . \
-		pytest pytest-xdist hypothesis
+		pytest pytest-timeout pytest-xdist hypothesis
 	touch $@

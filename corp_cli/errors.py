@@ -19,11 +19,19 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, from Slurm, Kubernetes or `kill`: what holds for Ctrl-C holds for it. The CLI exits with code 143."""
 
 
-def stop_within(error: BaseException | None) -> KeyboardInterrupt | None:
+def causes(error: BaseException) -> list[BaseException]:
+    """`error` and what it came of, down to the first; each once, since a library may raise an error from itself."""
+    found: list[BaseException] = []
+    below: BaseException | None = error
+    while below is not None and not any(below is one for one in found):
+        found.append(below)
+        below = below.__cause__ or below.__context__
+    return found
+
+
+def stop_within(error: BaseException) -> KeyboardInterrupt | None:
     """The Ctrl-C or SIGTERM that `error` is or came of: native code turns it into errors of its own."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error
+    return next((one for one in causes(error) if isinstance(one, KeyboardInterrupt)), None)
 
 
 def as_mistake(error: BaseException) -> BaseException:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +32,15 @@ def _quicker() -> Iterator[None]:
         quicker.find_the_mode_once(patch)
         quicker.remember_compositions(patch)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _streams_stay_open() -> None:
+    """absl closes what was stderr when it was imported, where logging is configured anew and stderr is another."""
+    with contextlib.suppress(ImportError):
+        from absl import logging
+
+        logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+@cache
+def core() -> Any:
+    """OpenVINO, once in a process: its CPU plugin sets a stack for signals, and takes it away when it goes.
+
+    With several of them the system is left with a stack that is gone, and the next Ctrl-C is a segmentation fault.
+    """
+    import openvino
+
+    return openvino.Core()
 
 
 class OpenvinoModel(nn.Module):
@@ -17,10 +29,8 @@ class OpenvinoModel(nn.Module):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        import openvino
-
         settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        self.compiled: Any = openvino.Core().compile_model(path, "CPU", settings)
+        self.compiled: Any = core().compile_model(path, "CPU", settings)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, C, H, W] → logits [B, K]."""
@@ -35,4 +45,4 @@ def write_openvino(source: Path, path: Path, half: bool) -> None:
     """
     import openvino
 
-    openvino.save_model(openvino.Core().read_model(source), path, compress_to_fp16=half)
+    openvino.save_model(core().read_model(source), path, compress_to_fp16=half)

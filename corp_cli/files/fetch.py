@@ -60,10 +60,11 @@ def _downloaded(download: Callable[[str], Path]) -> Path:
     try:
         return download(WEIGHTS)
     except EntryNotFoundError as error:
-        try:
-            index = download(WEIGHTS + INDEX)
-        except EntryNotFoundError:
-            raise error from None
-        for part in parts_of(index):
-            download(part.name)
-        return index
+        missing = error
+    try:
+        index = download(WEIGHTS + INDEX)
+    except EntryNotFoundError:
+        raise missing from None
+    for part in parts_of(index):
+        download(part.name)
+    return index

@@ -34,7 +34,20 @@ def inverse(moments: Moments, ridge_lambda: float) -> Tensor:
     ridge = max(ridge_lambda, d * torch.finfo(covariance.dtype).eps) * scale
     if scale == 0:
         return torch.eye(d, dtype=covariance.dtype, device=covariance.device)
-    return torch.cholesky_inverse(torch.linalg.cholesky(covariance + ridge * torch.eye(d).to(covariance)))
+    return torch.cholesky_inverse(factor_of(covariance + ridge * torch.eye(d).to(covariance)))
+
+
+def factor_of(a: Tensor) -> Tensor:
+    """L with L Lᵀ = a + εI: ε = 0, or the least of d eps mean(diag a) 10ⁿ that makes up for rounding in `a`.
+
+    a [d, d], positive definite but for rounding. Raises torch.linalg.LinAlgError where it is not even nearly so.
+    """
+    least = len(a) * torch.finfo(a.dtype).eps
+    for epsilon in (0.0, *(least * 10**power for power in range(12))):
+        factor, info = torch.linalg.cholesky_ex(a + epsilon * a.diagonal().mean() * torch.eye(len(a)).to(a))
+        if int(info) == 0:
+            return factor
+    return torch.linalg.cholesky(a)
 
 
 def removal_order(weight: Tensor, moments: Moments, ridge_lambda: float, removals: int | None = None) -> Removal:
@@ -70,7 +83,7 @@ def removal_order(weight: Tensor, moments: Moments, ridge_lambda: float, removal
         group = index[chosen[:most]]
         order.append(names[group])
         costs += cost[:most].tolist()
-        factor = torch.linalg.cholesky(H[group][:, group])
+        factor = factor_of(H[group][:, group])
         rows = torch.linalg.solve_triangular(factor, H[group], upper=False)
         columns = torch.linalg.solve_triangular(factor, W[:, group].T, upper=False)
         H.addmm_(rows.T, rows, alpha=-1)

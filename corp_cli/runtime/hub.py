@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from corp_cli.errors import causes
+
 SECONDS = 5.0  # for the hub to answer; the client's own variable HF_HUB_ETAG_TIMEOUT sets another number
 ADDRESSES = 3  # of the hub that may be tried in that time: where IPv6 leads nowhere, IPv4 must get its turn
 REMEMBERED = 60.0  # seconds that an answer holds
@@ -137,9 +139,8 @@ def in_short(error: BaseException) -> str:
 
 def _cause(error: BaseException) -> str:
     """What lies below `error`: a name that is not known, a connection that was refused."""
-    while (below := error.__cause__ or error.__context__) is not None:
-        error = below
-    return getattr(error, "strerror", None) or in_short(error)
+    first = causes(error)[-1]
+    return getattr(first, "strerror", None) or in_short(first)
 
 
 def _set_offline(places: list[Any], values: list[bool]) -> None:

@@ -15,7 +15,7 @@ from corp_cli import commands
 from corp_cli.cli.main import main
 from corp_cli.cli.table import COMMANDS
 from corp_cli.config.prune import PruneConfig
-from corp_cli.errors import CorpError
+from corp_cli.errors import CorpError, causes, stop_within
 from corp_cli.files.output import STATE
 from corp_cli.files.owned import claim
 from tests.support.typed import fail_with, files, one_sentence, put_module
@@ -224,6 +224,16 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert main(["prune"]) == 130
     assert capsys.readouterr().err == "corp: interrupted.\n"
     assert not list(Path().iterdir())
+
+
+def test_causes_of_one_another_are_gone_through_once() -> None:
+    """As a library makes them by raising, in the handler of an error, that error again."""
+    first, second, other = ValueError("first"), ValueError("second"), KeyboardInterrupt()
+    first.__cause__, second.__context__ = second, first
+    assert causes(first) == [first, second]
+    assert stop_within(first) is None
+    second.__cause__ = other
+    assert stop_within(first) is other
 
 
 @pytest.mark.parametrize("error", [ImportError("numpy"), SystemError("a result with an exception set")])

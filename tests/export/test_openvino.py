@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from tests.export.test_export import check, export, made, source_of
 from tests.support import variants
 from tests.support.typed import UNTIMED
 from tests.support.variants import logits
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -67,6 +71,30 @@ def test_weights_of_half_the_size(openvino: Any, tmp_path: Path) -> None:
         furthest = (OpenvinoModel(file.path)(x) - logits(source.model, x)).abs().max()
         assert furthest < (1e-4 if dtype == "float32" else 0.02)
     assert sizes[1] < 0.6 * sizes[0]
+
+
+def test_ctrl_c_is_no_crash_when_files_have_been_run(openvino: Any, tmp_path: Path) -> None:
+    """In a process of its own, which a stack for signals that is gone would end."""
+    source = source_of("vit")
+    write_files(source, ExportOptions(["openvino"]), tmp_path)
+    script = (
+        "import os, signal, sys, torch\n"
+        "from corp_cli.export.openvino_files import OpenvinoModel\n"
+        "from tests.support import variants\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "for _ in range(2):\n"
+        "    first = OpenvinoModel(sys.argv[1])\n"
+        "    second = OpenvinoModel(sys.argv[1])\n"
+        "    second(variants.images('vit', 2))\n"
+        "    del first, second\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    argv = [sys.executable, "-c", script, str(tmp_path / "model.xml")]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
 @pytest.mark.slow

@@ -136,3 +136,15 @@ def test_a_hub_out_of_reach_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
     said = r"out of reach: no route to host, and it is not in the cache\); download it elsewhere and give checkpoint=F"
     with pytest.raises(CorpError, match=said):
         load_pruned("hf-hub:corp-no/such-model")
+
+
+def test_no_error_is_the_cause_of_its_own_cause() -> None:
+    """Of the one file and of the index of shards, both are missing; who goes down to the first cause must arrive."""
+    with pytest.raises(CorpError) as raised:
+        load_pruned("hf-hub:corp-no/such-model")
+    seen: list[BaseException] = []
+    error: BaseException | None = raised.value
+    while error is not None:
+        assert error not in seen
+        seen.append(error)
+        error = error.__cause__ or error.__context__
