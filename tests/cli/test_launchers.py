@@ -33,8 +33,7 @@ def installed(package: str) -> bool:
     return find_spec("hydra_plugins") is not None and find_spec(f"hydra_plugins.{package}") is not None
 
 
-# Every job of submitit imports torch anew; the processes of joblib do so once.
-@pytest.fixture(params=["joblib", pytest.param("submitit_local", marks=pytest.mark.slow)])
+@pytest.fixture(params=["joblib", "submitit_local"])
 def launcher(request: pytest.FixtureRequest) -> list[str]:
     package, settings = LAUNCHERS[request.param]
     if not installed(package):
@@ -59,6 +58,7 @@ def tiny_config(model: BundledModel) -> list[str]:
     return ["--config-dir", ".", "--config-name", "tiny"]
 
 
+@pytest.mark.slow  # processes of both launchers import torch anew
 def test_all_jobs_are_in_the_summary_and_calibrate_once(
     launcher: list[str], tiny_model: BundledModel, capfd: pytest.CaptureFixture[str]
 ) -> None:

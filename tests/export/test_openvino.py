@@ -73,6 +73,7 @@ def test_weights_of_half_the_size(openvino: Any, tmp_path: Path) -> None:
     assert sizes[1] < 0.6 * sizes[0]
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_no_crash_when_files_have_been_run(openvino: Any, tmp_path: Path) -> None:
     """In a process of its own, which a stack for signals that is gone would end."""
     source = source_of("vit")
