@@ -194,4 +194,6 @@ def test_the_examples_of_the_pages_run_away_from_the_checkout(
     files, path = json.loads((tmp_path / "imported.json").read_text())
     assert len(files) > 50
     assert all(Path(file).is_relative_to(installed.parent) for file in files)
-    assert not [entry for entry in path if Path(entry).is_relative_to(CHECKOUT)]
+    # The site-packages of the tests, which lend PyTorch and the like, do not hold its code.
+    holding = [entry for entry in path if (tmp_path / entry / "corp_cli/__init__.py").is_file()]
+    assert all(Path(entry).is_relative_to(installed.parent) for entry in holding), holding
