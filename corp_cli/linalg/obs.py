@@ -42,12 +42,13 @@ def factor_of(a: Tensor) -> Tensor:
 
     a [d, d], positive definite but for rounding. Raises torch.linalg.LinAlgError where it is not even nearly so.
     """
-    least = len(a) * torch.finfo(a.dtype).eps
-    for epsilon in (0.0, *(least * 10**power for power in range(12))):
-        factor, info = torch.linalg.cholesky_ex(a + epsilon * a.diagonal().mean() * torch.eye(len(a)).to(a))
+    raised, epsilon = a, len(a) * torch.finfo(a.dtype).eps * a.diagonal().mean()
+    for _ in range(12):
+        factor, info = torch.linalg.cholesky_ex(raised)
         if int(info) == 0:
             return factor
-    return torch.linalg.cholesky(a)
+        raised, epsilon = a + epsilon * torch.eye(len(a)).to(a), 10 * epsilon
+    return torch.linalg.cholesky(raised)
 
 
 def removal_order(weight: Tensor, moments: Moments, ridge_lambda: float, removals: int | None = None) -> Removal:

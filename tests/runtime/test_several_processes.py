@@ -73,7 +73,8 @@ def require_same_run(one: Path, other: Path) -> None:
     assert expected.keys() == found.keys()
     for key in expected.keys() - hashes:
         if isinstance(expected[key], float):
-            assert found[key] == pytest.approx(expected[key], rel=1e-2, abs=1e-6), key
+            rel = 1e-2 if ".curves." in key else 1e-3  # between the anchors they go by error curves, which part more
+            assert found[key] == pytest.approx(expected[key], rel=rel, abs=1e-6), key
         else:
             assert found[key] == expected[key], key
     x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
