@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from corp_cli import CorpError, load_config, load_pruned, prune, prune_model
 from corp_cli.cli.main import main
 from corp_cli.commands import evaluate
-from corp_cli.config.prune import CompensationConfig, EvaluateConfig, SparsityConfig
+from corp_cli.config.checkpoints import EvaluateConfig
+from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.method import memory, sample, sequential
 from corp_cli.models.adapter import block_names, blocks_of
 from corp_cli.models.offload import bring_together, keep_on_host, kept_in, visit

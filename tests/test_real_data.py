@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 
 from corp_cli.commands.evaluate import evaluate_command
+from corp_cli.config.checkpoints import EvaluateConfig, OptionalModelConfig
 from corp_cli.config.images import CalibrationConfig, EvaluationConfig
-from corp_cli.config.prune import (
-    CompensationConfig,
-    EvaluateConfig,
-    ModelConfig,
-    OptionalModelConfig,
-    PruneConfig,
-    SparsityConfig,
-)
+from corp_cli.config.prune import CompensationConfig, ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.pipeline import prune
 from corp_cli.report.schema import Report
 from tests.support.figures import known

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from corp_cli.config.analyze import AnalyzeConfig
+from corp_cli.config.checkpoints import BenchConfig, EvaluateConfig, ExportConfig, InfoConfig
+from corp_cli.config.doctor import DoctorConfig
 from corp_cli.config.gate import CheckConfig
-from corp_cli.config.prune import BenchConfig, DoctorConfig, EvaluateConfig, ExportConfig, InfoConfig, PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.config.push import PushConfig
 from corp_cli.config.report import ReportConfig
 from corp_cli.config.study import StudyConfig

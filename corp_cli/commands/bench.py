@@ -13,7 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor, nn
 
-from corp_cli.config.prune import BenchConfig, ModelConfig
+from corp_cli.config.checkpoints import BenchConfig
+from corp_cli.config.prune import ModelConfig
 from corp_cli.config.shareable import shareable
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import pruned_model
@@ -21,8 +22,9 @@ from corp_cli.files.output import write_json
 from corp_cli.images.batches import resolve_device
 from corp_cli.measure.timing import pass_seconds
 from corp_cli.models.loaded import LoadedModel, dense_model
+from corp_cli.report.parts import NamedModel
 from corp_cli.report.report import data_of
-from corp_cli.report.schema import BENCH, BenchReport, NamedModel, Setting, TimedSize, Timing, Timings
+from corp_cli.report.schema import BENCH, BenchReport, Setting, TimedSize, Timing, Timings
 from corp_cli.runtime import console
 from corp_cli.runtime.environment import environment, peak_memory_mib
 from corp_cli.runtime.memory import is_out_of_memory, plain_memory_errors, release

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from rich.text import Text
 
-from corp_cli.config.prune import DoctorConfig
+from corp_cli.config.doctor import DoctorConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
 from corp_cli.runtime import console

@@ -11,8 +11,8 @@ import torch
 from rich.table import Table
 from torch import nn
 
+from corp_cli.config.checkpoints import EvaluateConfig
 from corp_cli.config.images import EvaluationConfig
-from corp_cli.config.prune import EvaluateConfig
 from corp_cli.config.shareable import shareable
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import pruned_model, weights_sha256
@@ -30,8 +30,9 @@ from corp_cli.models.offload import kept_in
 from corp_cli.models.preprocess import describe
 from corp_cli.models.spec import ModelSpec
 from corp_cli.prepare import asked_images, first_batch, head_of, intake_of, tracked_batches, warn_near_chance
+from corp_cli.report.parts import JudgedImages, Throughput
 from corp_cli.report.report import image_facts, model_facts
-from corp_cli.report.schema import EVALUATION, EvaluationReport, JudgedImages, Results, Throughput
+from corp_cli.report.schema import EVALUATION, EvaluationReport, Results
 from corp_cli.runtime import console
 from corp_cli.runtime.console import Stopwatch
 from corp_cli.runtime.environment import environment, peak_memory_mib

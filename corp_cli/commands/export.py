@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from corp_cli.commands.evaluate import timed
-from corp_cli.config.prune import ExportConfig
+from corp_cli.config.checkpoints import ExportConfig
 from corp_cli.config.shareable import shareable
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import PACKAGES, place, require_packages, runs_of, scratch, write_files
@@ -27,8 +27,9 @@ from corp_cli.models.bundled import BUNDLED, BundledModel
 from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.models.spec import ModelSpec
 from corp_cli.prepare import asked_images, find_images, head_of, intake_of, range_batches, tracked_batches
+from corp_cli.report.parts import JudgedImages
 from corp_cli.report.report import image_facts, model_facts
-from corp_cli.report.schema import EXPORT, ExportReport, JudgedImages
+from corp_cli.report.schema import EXPORT, ExportReport
 from corp_cli.runtime import console
 from corp_cli.runtime.console import Stopwatch
 from corp_cli.runtime.environment import Environment, environment, peak_memory_mib

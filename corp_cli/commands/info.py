@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from corp_cli.config.prune import InfoConfig
+from corp_cli.config.checkpoints import InfoConfig
 from corp_cli.files.fetch import fetched
 from corp_cli.files.manifest import read_manifest
 from corp_cli.models.spec import Counts, Manifest, PrunedSizes

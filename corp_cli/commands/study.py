@@ -14,7 +14,8 @@ from pathlib import Path
 from corp_cli.commands import analyze
 from corp_cli.commands.bench import bench
 from corp_cli.config.analyze import AnalyzeConfig
-from corp_cli.config.prune import BenchConfig, PruneConfig
+from corp_cli.config.checkpoints import BenchConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.config.shareable import shareable
 from corp_cli.config.study import StudyConfig, X, slug
 from corp_cli.errors import CorpError, stop_within

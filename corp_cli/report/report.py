@@ -23,13 +23,10 @@ from corp_cli.models.counts import count
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.prepare import Work
+from corp_cli.report.parts import Bad, Data, Images, Model
 from corp_cli.report.schema import (
-    Bad,
     DamageCurve,
-    Data,
     Error,
-    Images,
-    Model,
     PrunedBlock,
     PrunedModel,
     PruneEvaluation,

@@ -1,6 +1,7 @@
 """What report.json, evaluation.json, bench.json, export.json and analysis.json hold; docs/report.md explains it.
 
-The JSON schemas are made from these classes by scripts/make_schemas.py. Imports no torch.
+The JSON schemas are made from these classes by scripts/make_schemas.py. What several of them hold is in parts.py.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from corp_cli.files.output import REPORT
 from corp_cli.measure.redundancy import BlockAnalysis
 from corp_cli.measure.results import Count, Evaluation, File
 from corp_cli.models.blocks import Sizes
+from corp_cli.report.parts import Data, Images, JudgedImages, Model, NamedModel, Throughput
 from corp_cli.runtime.environment import Environment, Memory
 
 SCHEMA_VERSION: Literal[1] = 1  # of all five files
@@ -19,72 +21,6 @@ EVALUATION = "evaluation.json"
 BENCH = "bench.json"
 EXPORT = "export.json"
 ANALYSIS = "analysis.json"
-
-
-@dataclass(frozen=True)
-class Data:
-    """How images are prepared."""
-
-    input_size: list[int]  # channels, height, width
-    mean: list[float]
-    std: list[float]
-    interpolation: str
-    crop_pct: float
-    crop_mode: str
-
-
-@dataclass(frozen=True)
-class NamedModel:
-    """Origin of a model."""
-
-    source: str
-    timm_name: str
-    args: dict[str, Any]
-    data: Data
-
-
-@dataclass(frozen=True)
-class Model(NamedModel):
-    """Origin and size of a model."""
-
-    sha256: str
-    dense_sha256: str | None
-    parameters: int
-    macs: int
-    flops: int
-
-
-@dataclass(frozen=True)
-class Bad:
-    """Images that could not be read."""
-
-    count: int
-    first: list[str]
-
-
-@dataclass(frozen=True)
-class Images:
-    """Images that were used."""
-
-    source: str
-    images: int
-    bad: Bad
-    list_sha256: str
-
-
-@dataclass(frozen=True)
-class JudgedImages(Images):
-    """Images that models were judged on."""
-
-    labelled_images: int
-
-
-@dataclass(frozen=True)
-class Throughput:
-    """A quick timing in turns."""
-
-    batch_size: int
-    images_per_second: dict[str, float]  # by name of the model
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import corp_cli
 from corp_cli import commands
 from corp_cli.cli.main import main
 from corp_cli.cli.table import COMMANDS
-from corp_cli.config.prune import InfoConfig, PruneConfig
+from corp_cli.config.checkpoints import InfoConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from tests.support.typed import fail_with, files, put_module
 

@@ -11,7 +11,8 @@ import pytest
 from corp_cli import commands
 from corp_cli.cli import log
 from corp_cli.cli.main import main
-from corp_cli.config.prune import BenchConfig, PruneConfig
+from corp_cli.config.checkpoints import BenchConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError, GateError
 from corp_cli.pipeline import prune
 from corp_cli.runtime.console import Stopwatch, warn

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from corp_cli.cli.main import main
 from corp_cli.commands.bench import explain, time_setting, timing
-from corp_cli.config.prune import BenchConfig
+from corp_cli.config.checkpoints import BenchConfig
 from corp_cli.measure.timing import pass_seconds
 from corp_cli.report.schema import Setting, Timing, Timings
 

@@ -15,9 +15,10 @@ from omegaconf import OmegaConf
 
 import corp_cli
 from corp_cli.cli.compose import config_dir, slug
+from corp_cli.config.checkpoints import BenchConfig, InfoConfig
 from corp_cli.config.export import FORMATS
 from corp_cli.config.gate import GateConfig
-from corp_cli.config.prune import RANKERS, BenchConfig, CompensationConfig, InfoConfig, PruneConfig, SparsityConfig
+from corp_cli.config.prune import RANKERS, CompensationConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from tests.support.recipes import PAPER_COMPENSATION
 

@@ -14,8 +14,8 @@ import torch
 from onnx import TensorProto
 
 from corp_cli.cli.main import main
+from corp_cli.config.checkpoints import ExportConfig
 from corp_cli.config.export import FORMATS, ExportOptions
-from corp_cli.config.prune import ExportConfig
 from corp_cli.errors import CorpError
 from corp_cli.export import formats, onnx_files
 from corp_cli.export.formats import runs_of, write_files

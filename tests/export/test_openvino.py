@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from corp_cli.cli.main import main
+from corp_cli.config.checkpoints import ExportConfig
 from corp_cli.config.export import ExportOptions
-from corp_cli.config.prune import ExportConfig
 from corp_cli.errors import CorpError
 from corp_cli.export import formats
 from corp_cli.export.formats import write_files

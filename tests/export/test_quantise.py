@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from corp_cli.cli.main import main
+from corp_cli.config.checkpoints import ExportConfig
 from corp_cli.config.export import ExportOptions
-from corp_cli.config.prune import ExportConfig, ModelConfig, PruneConfig
+from corp_cli.config.prune import ModelConfig, PruneConfig
 from corp_cli.export.formats import Written, write_files
 from corp_cli.models.bundled import BUNDLED
 from corp_cli.models.loaded import dense_model

@@ -16,7 +16,8 @@ from huggingface_hub.utils import LocalEntryNotFoundError  # type: ignore[attr-d
 import corp_cli
 from corp_cli.cli.main import main
 from corp_cli.commands import info
-from corp_cli.config.prune import InfoConfig, ModelConfig
+from corp_cli.config.checkpoints import InfoConfig
+from corp_cli.config.prune import ModelConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.timm_entry import write_config
 from corp_cli.files.checkpoint import load_pruned

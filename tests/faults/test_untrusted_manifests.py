@@ -14,7 +14,7 @@ import pytest
 
 from corp_cli.cli.main import main
 from corp_cli.commands import info
-from corp_cli.config.prune import InfoConfig
+from corp_cli.config.checkpoints import InfoConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, write_checkpoint
 from corp_cli.models.resize import pruned_sizes

@@ -20,8 +20,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from corp_cli.commands import info
+from corp_cli.config.checkpoints import InfoConfig
 from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConfig
-from corp_cli.config.prune import InfoConfig, ModelConfig, PruneConfig, SparsityConfig
+from corp_cli.config.prune import ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files import tensors as tensor_files
 from corp_cli.files.checkpoint import load_pruned, pruned_model, write_checkpoint

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from corp_cli import load_pruned, register
 from corp_cli.cli.main import main
 from corp_cli.commands import bench
-from corp_cli.config.prune import BenchConfig
+from corp_cli.config.checkpoints import BenchConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import pruned_model, write_checkpoint
 from corp_cli.models.bundled import BUNDLED

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.cli.main import main
-from corp_cli.config.prune import ExportConfig
+from corp_cli.config.checkpoints import ExportConfig
 from corp_cli.errors import CorpError
 from corp_cli.measure.judge import measure
 from corp_cli.measure.precision import require_precision

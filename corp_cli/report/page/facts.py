@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from corp_cli.models.blocks import GROUPS
 from corp_cli.report.card import MODELS, ROWS
+from corp_cli.report.parts import Images
 from corp_cli.report.runs import amount
-from corp_cli.report.schema import Images, Report
+from corp_cli.report.schema import Report
 from corp_cli.runtime.console import duration
 
 
