@@ -12,7 +12,8 @@ from typing import Any
 from scipy.stats import binom
 
 from corp_cli.errors import CorpError
-from corp_cli.images.sources import ImageSet, Labels, expand, read_rows, read_text
+from corp_cli.images.rows import read_rows, read_text
+from corp_cli.images.sources import ImageSet, Labels, expand
 
 WORDNET = re.compile(r"n\d{8}")
 IMAGENET_VAL = re.compile(r"ILSVRC2012_val_(\d{8})")

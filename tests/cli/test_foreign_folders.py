@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from corp_cli import commands
-from corp_cli.cli import main as cli
+from corp_cli.cli import run
 from corp_cli.cli.main import main
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
@@ -73,12 +73,12 @@ def test_jobs_in_other_processes_share_and_remove_no_more(
     """As with a launcher plugin: nothing that a job knows reaches the process that cleans up."""
     Path(".shared").mkdir()
     Path(".shared/keep.txt").write_text("x")
-    whole = cli.run_jobs
+    whole = run.run_jobs
 
     def elsewhere(command: str, ground: Any, resumed: bool, jobs: list[Any]) -> None:
         whole(command, ground, resumed, [])
 
-    monkeypatch.setattr(cli, "run_jobs", elsewhere)
+    monkeypatch.setattr(run, "run_jobs", elsewhere)
     assert main(["prune", "-m", "seed=1,2", "hydra.sweep.dir=sweep"]) == 0
     assert shared == [Path("sweep/.shared").absolute()] * 2
     assert Path(".shared/keep.txt").is_file()

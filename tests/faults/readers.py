@@ -14,8 +14,9 @@ import torch
 
 from corp_cli.commands import check, info
 from corp_cli.commands.report import readable_reports
+from corp_cli.config.checkpoints import InfoConfig
 from corp_cli.config.gate import CheckConfig
-from corp_cli.config.prune import InfoConfig, ModelConfig
+from corp_cli.config.prune import ModelConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.curves import read_curves
 from corp_cli.files.cache.statistics import read_statistics
@@ -169,21 +170,22 @@ def overrides(rng: Random) -> list[str]:
 def take(words: list[str]) -> None:
     """As typed; only the work is left out."""
     from corp_cli import commands
-    from corp_cli.cli import main as cli
+    from corp_cli.cli import voice
+    from corp_cli.cli.main import main
 
     commands.prune.run = lambda *_, **__: None
     raised: list[BaseException] = []
-    report: Any = cli.report
+    report: Any = voice.report
 
     def noting(error: BaseException, *args: Any) -> int:
         raised.append(error)
         return report(error, *args)
 
-    vars(cli)["report"] = noting
+    vars(voice)["report"] = noting
     try:
-        code = cli.main(["prune", *words, "--dry-run"])
+        code = main(["prune", *words, "--dry-run"])
     finally:
-        vars(cli)["report"] = report
+        vars(voice)["report"] = report
     if code not in (0, 2):
         raise raised[-1] if raised else RuntimeError(f"exit {code} of {words}")
 

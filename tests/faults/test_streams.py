@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from corp_cli.cli import main
+from corp_cli.cli import voice
+from corp_cli.cli.main import main
 from corp_cli.config.prune import PruneConfig
 from corp_cli.prepare import Given, Work, prepare
 from corp_cli.runtime import console
@@ -22,7 +23,7 @@ STEERING = "a\x1b[31m\x07b\x9bc.png"
 def test_names_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console.warn(f"{STEERING} cannot be read")
     console.out().print(STEERING, markup=False)
-    main.main([STEERING])
+    main([STEERING])
     said = "".join(capsys.readouterr())
     assert said.count("a[31mbc.png") == 3
     assert not set(said) & {"\x1b", "\x07", "\x9b"}
@@ -31,7 +32,7 @@ def test_names_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> 
 def test_what_cannot_be_encoded_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    main.usable_streams()
+    voice.usable_streams()
     console.out().print("Wrote it to /übung/\udcff", markup=False)
     assert raw.getvalue() == b"Wrote it to /\\xfcbung/\\udcff\n"
 
@@ -61,11 +62,11 @@ def test_a_working_folder_that_goes_during_the_run(
     monkeypatch.chdir(gone)
     monkeypatch.setattr("corp_cli.pipeline.prepare", prepared)
     argv = ["prune", *UNTIMED, f"hydra.run.dir={run}"]
-    assert main.main(argv) == 0
+    assert main(argv) == 0
     assert {path.name for path in run.iterdir()} == {
         *(".hydra", "plan.yaml", "prune.log", "pruned.safetensors", "report.html", "report.json"),
     }
-    assert main.main(argv) == 2
+    assert main(argv) == 2
     assert "The current folder is there no more" in capsys.readouterr().err
 
 
