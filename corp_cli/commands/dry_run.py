@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from corp_cli.commands.estimate import Rates, likely_sizes, measure_rates, peak_mib, stage_seconds
+from corp_cli.commands.estimate import likely_sizes, peak_mib, stage_seconds
+from corp_cli.commands.probes import Rates, measure_rates
 from corp_cli.config.prune import PruneConfig
 from corp_cli.export.formats import require_packages
 from corp_cli.models.blocks import GROUPS, Sizes

@@ -13,10 +13,11 @@ import torch
 
 from corp_cli import load_config
 from corp_cli.cli.main import main
-from corp_cli.commands import dry_run, estimate
+from corp_cli.commands import dry_run, estimate, probes
 from corp_cli.commands import prune as command
 from corp_cli.commands.dry_run import foresee
-from corp_cli.commands.estimate import Rates, expected_seconds
+from corp_cli.commands.estimate import expected_seconds
+from corp_cli.commands.probes import Rates
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.cache import Cache
@@ -47,7 +48,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rates], None]:
 
     def set_to(rates: Rates) -> None:
         monkeypatch.setattr(dry_run, "measure_rates", lambda work, cfg: rates)
-        monkeypatch.setattr(estimate, "measure_solves", lambda *args: estimate.Solves())
+        monkeypatch.setattr(estimate, "measure_solves", lambda *args: probes.Solves())
 
     set_to(RATES)
     return set_to
@@ -84,7 +85,7 @@ def test_a_budget_and_uniform_sizes_that_would_meet_it(
 @pytest.mark.usefixtures("rates", "tiny_digits")
 @pytest.mark.parametrize("propagate", ["sequential", "none"])
 def test_the_refit_of_mlps_takes_its_time(propagate: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "seconds", lambda work, device: work() and 1.0)
+    monkeypatch.setattr(probes, "seconds", lambda work, device: work() and 1.0)
 
     def added(*words: str) -> float:
         argv = [*QUICK, *words, f"compensation.propagate={propagate}"]
@@ -100,7 +101,7 @@ def test_the_refit_of_mlps_takes_its_time(propagate: str, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("rates", "tiny_digits")
 def test_the_refit_of_values_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "seconds", lambda work, device: 1.0)
+    monkeypatch.setattr(probes, "seconds", lambda work, device: 1.0)
 
     def needed(vo: str, fraction: float) -> float:
         argv = [*QUICK, f"sparsity.vo={fraction}", f"compensation.vo={vo}", "calibration.num_images=256"]
@@ -213,7 +214,7 @@ def test_seconds_follow_images_stages_and_rates(
     assert seconds("calibration.num_images=128")["calibrate"] == pytest.approx(2 * found["calibrate"])
     assert seconds("compensation.propagate=none")["compensate"] == 0
     rates(Rates(0.0, 0.0, 2.0, 17, 96, 32, 500.0, None))
-    monkeypatch.setattr(estimate, "measure_solves", lambda *args: estimate.Solves(5.0, 1.0, 2.0, 3.0))
+    monkeypatch.setattr(estimate, "measure_solves", lambda *args: probes.Solves(5.0, 1.0, 2.0, 3.0))
     found = seconds()
     assert found["calibrate"] == pytest.approx(64 * 2.0)
     assert found["rank"] == 5.0
@@ -225,16 +226,16 @@ def test_solves_are_extrapolated_to_the_widths_of_the_model(monkeypatch: pytest.
     """Six MLPs of 384 channels: each as timed at that width; wider ones by how the time grows, a cube at most."""
     asked: list[int] = []
 
-    def timed(work: object, cfg: object, width: int, outputs: int) -> estimate.Solves:
+    def timed(work: object, cfg: object, width: int, outputs: int) -> probes.Solves:
         asked.append(width)
-        return estimate.Solves(width**2.0, width**5.0, 1.0, width**3.0)
+        return probes.Solves(width**2.0, width**5.0, 1.0, width**3.0)
 
-    monkeypatch.setattr(estimate, "solve_seconds", timed)
+    monkeypatch.setattr(probes, "solve_seconds", timed)
     work, cfg = prepare(load_config(*QUICK)), load_config(*QUICK)
-    assert estimate.measure_solves(work, cfg, 96).rank == pytest.approx(6 * 384**2)
+    assert probes.measure_solves(work, cfg, 96).rank == pytest.approx(6 * 384**2)
     assert asked == [192, 384]
-    monkeypatch.setattr(estimate, "SOLVED", 96)
-    found = estimate.measure_solves(work, cfg, 96)
+    monkeypatch.setattr(probes, "SOLVED", 96)
+    found = probes.measure_solves(work, cfg, 96)
     assert found.rank == pytest.approx(6 * 384**2)
     assert found.drop == pytest.approx(6 * 96**5 * 4**3)
     assert found.compensate == pytest.approx(6 * 4)
@@ -243,7 +244,7 @@ def test_solves_are_extrapolated_to_the_widths_of_the_model(monkeypatch: pytest.
 
 def test_what_this_machine_takes_is_measured() -> None:
     work, cfg = prepare(load_config(*QUICK)), load_config(*QUICK)
-    found = vars(estimate.solve_seconds(work, cfg, 32, 96)) | vars(estimate.measure_rates(work, cfg.calibration))
+    found = vars(probes.solve_seconds(work, cfg, 32, 96)) | vars(probes.measure_rates(work, cfg.calibration))
     assert all(found[name] > 0 for name in ("rank", "drop", "compensate", "refit", "forward", "calibrate", "read"))
     assert (found["tokens"], found["width"]) == (17, 96)
 
