@@ -21,7 +21,8 @@ from corp_cli.images.sources import ImageSet
 from corp_cli.models.live import is_transformers, live_model, unwrapped
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.pipeline import PruneResult, prune
-from corp_cli.prepare import HELD_OUT_IMAGES, Given
+from corp_cli.prepare.images import HELD_OUT_IMAGES
+from corp_cli.prepare.work import Given
 from corp_cli.runtime.memory import plain_memory_errors
 
 

@@ -32,16 +32,9 @@ from corp_cli.models.blocks import Sizes
 from corp_cli.models.offload import bring_together
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
-from corp_cli.prepare import (
-    Given,
-    Work,
-    calibration_batches,
-    curve_batches,
-    first_batch,
-    prepare,
-    tracked_batches,
-    warn_near_chance,
-)
+from corp_cli.prepare.batches import calibration_batches, curve_batches, first_batch, tracked_batches
+from corp_cli.prepare.images import warn_near_chance
+from corp_cli.prepare.work import Given, Work, prepare
 from corp_cli.report.page.page import write_page
 from corp_cli.report.report import make_report, write_report
 from corp_cli.report.schema import Report

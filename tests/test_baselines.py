@@ -76,7 +76,7 @@ def test_lambda_is_weighed_without_masking_again(tmp_path: Path, monkeypatch: py
 
 
 def test_a_model_that_cannot_be_walked_through_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corp_cli.prepare.cannot_walk", lambda model: "it is odd")
+    monkeypatch.setattr("corp_cli.prepare.work.cannot_walk", lambda model: "it is odd")
     with pytest.raises(CorpError, match="ranker optin goes on from block to block, and it is odd; choose another"):
         prune(load_config("ranker=optin", "sparsity.mlp=0.5", *FEW))
 

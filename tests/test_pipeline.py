@@ -19,7 +19,7 @@ from corp_cli.files.manifest import read_manifest
 from corp_cli.models.loaded import dense_model
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import PruneResult, prune
-from corp_cli.prepare import settled
+from corp_cli.prepare.work import settled
 from corp_cli.report.schema import SCHEMA_VERSION, Removed
 from corp_cli.report.summary import summary_html
 from tests.support.figures import known
@@ -149,7 +149,7 @@ def test_where_nothing_is_named_a_budget_is_taken(
 
 
 def test_a_budget_is_not_taken_where_blocks_cannot_be_walked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corp_cli.prepare.cannot_walk", lambda model: "it is odd")
+    monkeypatch.setattr("corp_cli.prepare.work.cannot_walk", lambda model: "it is odd")
     assert settled(replace(config(), recipe="best"), dense_model(ModelConfig()))[0] == SparsityConfig(joint=0.5)
 
 

@@ -20,7 +20,8 @@ from corp_cli.images.batches import resolve_device
 from corp_cli.method.analyze import PROJECTIONS, analyze
 from corp_cli.method.calibrate import calibrate
 from corp_cli.models.loaded import dense_model
-from corp_cli.prepare import calibration_batches, calibration_images, draw_calibration
+from corp_cli.prepare.batches import calibration_batches
+from corp_cli.prepare.images import calibration_images, draw_calibration
 from corp_cli.report.plots import draw_analysis, picture
 from corp_cli.report.report import image_facts, model_facts
 from corp_cli.report.runs import write_summary

@@ -207,7 +207,8 @@ def check_itself() -> Iterator[Check]:
     from corp_cli.images.batches import resolve_device
     from corp_cli.models.bundled import BUNDLED
     from corp_cli.models.loading import load_dense
-    from corp_cli.prepare import asked_images, first_batch, head_of
+    from corp_cli.prepare.batches import first_batch
+    from corp_cli.prepare.images import asked_images, head_of
 
     device = resolve_device("auto")
     model, spec = load_dense(ModelConfig())

@@ -11,7 +11,7 @@ from corp_cli.commands.probes import Rates, measure_rates
 from corp_cli.config.prune import PruneConfig
 from corp_cli.export.formats import require_packages
 from corp_cli.models.blocks import GROUPS, Sizes
-from corp_cli.prepare import Work, prepare
+from corp_cli.prepare.work import Work, prepare
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import plain_memory_errors
 from corp_cli.sizes.budget import Budget, matching_fraction

@@ -15,7 +15,7 @@ from corp_cli.images.sources import ImageSet
 from corp_cli.method.memory import DOUBLE, FLOAT, Need, activations, most, needs, statistics_bytes
 from corp_cli.method.optin import COPIES, units_of
 from corp_cli.models.blocks import Sizes
-from corp_cli.prepare import Work
+from corp_cli.prepare.work import Work
 from corp_cli.runtime.memory import plain_memory_errors, room_of
 from corp_cli.runtime.scratch import on_device
 from corp_cli.sizes.budget import Budget, matching_fraction, uniform

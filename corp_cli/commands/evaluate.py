@@ -29,7 +29,8 @@ from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.models.offload import kept_in
 from corp_cli.models.preprocess import describe
 from corp_cli.models.spec import ModelSpec
-from corp_cli.prepare import asked_images, first_batch, head_of, intake_of, tracked_batches, warn_near_chance
+from corp_cli.prepare.batches import first_batch, tracked_batches
+from corp_cli.prepare.images import asked_images, head_of, intake_of, warn_near_chance
 from corp_cli.report.parts import JudgedImages, Throughput
 from corp_cli.report.report import image_facts, model_facts
 from corp_cli.report.schema import EVALUATION, EvaluationReport, Results

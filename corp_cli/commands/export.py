@@ -26,7 +26,8 @@ from corp_cli.measure.results import Evaluation
 from corp_cli.models.bundled import BUNDLED, BundledModel
 from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.models.spec import ModelSpec
-from corp_cli.prepare import asked_images, find_images, head_of, intake_of, range_batches, tracked_batches
+from corp_cli.prepare.batches import range_batches, tracked_batches
+from corp_cli.prepare.images import asked_images, find_images, head_of, intake_of
 from corp_cli.report.parts import JudgedImages
 from corp_cli.report.report import image_facts, model_facts
 from corp_cli.report.schema import EXPORT, ExportReport

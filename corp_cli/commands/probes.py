@@ -31,7 +31,8 @@ from corp_cli.models.adapter import hidden_units, mlp_weights
 from corp_cli.models.blocks import MlpWeights, Sizes
 from corp_cli.models.streams import tokens
 from corp_cli.pipeline import UNCOMPENSATED
-from corp_cli.prepare import Work, first_batch
+from corp_cli.prepare.batches import first_batch
+from corp_cli.prepare.work import Work
 from corp_cli.runtime.environment import peak_memory_mib
 
 PROBES = 16  # images that are read to time reading

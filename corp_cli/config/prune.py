@@ -49,7 +49,7 @@ class ModelConfig:
 class SparsityConfig:
     """Fraction of each group to remove, in [0, 1). `joint=s` means mlp=s and qk=s (the paper's "Both").
 
-    What is removed when nothing is named depends on the model: see `prepare.settled`.
+    What is removed when nothing is named depends on the model: see `prepare.work.settled`.
     """
 
     joint: Optional[float] = None  # short for mlp and qk

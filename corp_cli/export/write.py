@@ -24,7 +24,8 @@ from corp_cli.measure.results import File
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.models.spec import Manifest, ModelSpec
-from corp_cli.prepare import Images, intake_of, range_batches, tracked_batches
+from corp_cli.prepare.batches import range_batches, tracked_batches
+from corp_cli.prepare.images import Images, intake_of
 from corp_cli.runtime import console
 from corp_cli.runtime.environment import versions
 from corp_cli.runtime.memory import halving_batches

@@ -22,7 +22,7 @@ from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.counts import count
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.spec import Manifest, ModelSpec
-from corp_cli.prepare import Work
+from corp_cli.prepare.work import Work
 from corp_cli.report.parts import Bad, Data, Images, Model
 from corp_cli.report.schema import (
     DamageCurve,

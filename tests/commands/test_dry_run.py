@@ -23,7 +23,7 @@ from corp_cli.errors import CorpError
 from corp_cli.files.cache.cache import Cache
 from corp_cli.method.fit_mlp import ROUNDS
 from corp_cli.pipeline import prune
-from corp_cli.prepare import prepare
+from corp_cli.prepare.work import prepare
 
 QUICK = [
     "device=cpu",

@@ -13,7 +13,7 @@ import pytest
 from corp_cli.cli import voice
 from corp_cli.cli.main import main
 from corp_cli.config.prune import PruneConfig
-from corp_cli.prepare import Given, Work, prepare
+from corp_cli.prepare.work import Given, Work, prepare
 from corp_cli.runtime import console
 from tests.support.typed import UNTIMED
 

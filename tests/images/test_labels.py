@@ -14,7 +14,7 @@ from corp_cli.errors import CorpError
 from corp_cli.images.labels import Head, Labelled, make_head, near_chance, read_class_map, with_label_file, with_labels
 from corp_cli.images.sources import ImageSet
 from corp_cli.models.preprocess import wordnet_classes
-from corp_cli.prepare import asked_images, head_of, labelled
+from corp_cli.prepare.images import asked_images, head_of, labelled
 
 HEADS = {1000: make_head(1000, wordnet_classes(1000), [])}
 

@@ -22,7 +22,7 @@ from corp_cli.images.decode import EXTENSIONS, from_tensor
 from corp_cli.images.sources import ImageSet, is_timm_name, read_images
 from corp_cli.models.datasets import read_dataset
 from corp_cli.models.preprocess import eval_transform
-from corp_cli.prepare import find_images
+from corp_cli.prepare.images import find_images
 from corp_cli.runtime import console
 
 

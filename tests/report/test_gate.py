@@ -13,7 +13,7 @@ from corp_cli import load_config
 from corp_cli.config.gate import CheckConfig, GateConfig, LimitsConfig
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError, GateError
-from corp_cli.prepare import require_labels
+from corp_cli.prepare.work import require_labels
 from corp_cli.report.gate import LIMITS, METRICS, OK, SKIPPED, WORSE, compare, hold, require_within
 from corp_cli.report.gate_input import measured
 from tests.support.golden import DEFAULT, EVALUATION, MACHINE, REPORT, changed

@@ -1,0 +1,92 @@
+"""The images of a run as its stages take them: preprocessed, batch by batch; a stage ends where too many are bad."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from corp_cli.config.export import RangesConfig
+from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.errors import CorpError
+from corp_cli.images.batches import Intake, Transform, batches, choose, own_batches, require_good
+from corp_cli.images.sources import ImageSet
+from corp_cli.models.loaded import LoadedModel
+from corp_cli.models.preprocess import eval_transform
+from corp_cli.models.spec import ModelSpec
+from corp_cli.prepare.images import Images
+from corp_cli.runtime import console, ranks
+
+
+def transform_for(images: ImageSet, spec: ModelSpec) -> Transform | None:
+    """What prepares `images` for the model; None where they are prepared. Raises CorpError as eval_transform does."""
+    return None if images.prepared else eval_transform(spec.data)
+
+
+def calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
+    """Preprocessed calibration images, with a progress bar; spares take the places of those that cannot be read.
+
+    Of several processes each has its own part of the images.
+    """
+    total = len(ranks.part(len(images.calibration)))
+    yield from console.track(_calibration_batches(images, dense, cfg, seed), "calibrate", total, cfg.batch_size)
+    require_good(images.calibrated)
+
+
+def _calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
+    images.calibrated.restart()
+    chosen, spares, wanted = images.calibration, images.spares, len(images.calibration)
+    transform, device, own = transform_for(chosen, dense.spec), dense.device, ranks.part(wanted)
+    while len(chosen):
+        pin, intake = device.type == "cuda", images.calibrated
+        for pixels, _ in own_batches(chosen, own, transform, cfg.batch_size, cfg.num_workers, pin, intake):
+            yield pixels.to(device, non_blocking=True)
+        chosen, spares = choose(spares, wanted - intake.good, seed)
+        own = ranks.at_the_end(len(chosen))
+
+
+def curve_batches(
+    images: Images, dense: LoadedModel, count: int, cfg: CalibrationConfig, seed: int
+) -> Iterator[Tensor]:
+    """The first `count` of the calibration images that can be read, preprocessed."""
+    few, _ = choose(images.calibration, count, seed)
+    intake = Intake(few.source, "", len(few))  # calibration has judged the bad ones
+    transform = transform_for(few, dense.spec)
+    for pixels, _ in batches(few, transform, cfg.batch_size, cfg.num_workers, intake=intake):
+        yield pixels.to(dense.device)
+    if intake.good == 0:
+        raise CorpError(f"None of the {len(few)} images for damage curves can be read; raise sparsity.curve_images.")
+
+
+def range_batches(
+    images: ImageSet, cfg: CalibrationConfig | RangesConfig, spec: ModelSpec, intake: Intake
+) -> Iterator[Tensor]:
+    """Preprocessed images on the host, for static int8; those that cannot be read are left out."""
+    intake.restart()
+    for pixels, _ in batches(images, transform_for(images, spec), cfg.batch_size, cfg.num_workers, intake=intake):
+        yield pixels
+    require_good(intake)
+
+
+def tracked_batches(
+    images: ImageSet, cfg: EvaluationConfig, spec: ModelSpec, device: torch.device, intake: Intake
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Preprocessed images and labels on the device, with a progress bar; those that cannot be read are left out.
+
+    Of several processes each has its own part of the images.
+    """
+    intake.restart()
+    transform, size, own = transform_for(images, spec), cfg.batch_size, ranks.part(len(images))
+    found = own_batches(images, own, transform, size, cfg.num_workers, device.type == "cuda", intake)
+    for pixels, labels in console.track(found, "evaluate", len(own), size):
+        yield pixels.to(device, non_blocking=True), labels.to(device)
+    require_good(intake)
+
+
+def first_batch(images: ImageSet, count: int, spec: ModelSpec, device: torch.device) -> Tensor:
+    """The first up to `count` images that can be read, on the device."""
+    intake = Intake(images.source, "", len(images))
+    for pixels, _ in batches(images, transform_for(images, spec), count, 0, intake=intake):
+        return pixels.to(device)
+    raise CorpError(f"{images.source} holds no image that can be read, first {intake.bad[0]}; give other images.")
