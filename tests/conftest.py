@@ -12,6 +12,9 @@ import pytest
 
 if "CORP_TEST_CUDA" not in os.environ:  # figures are compared with those of a CPU, and device=auto would take a GPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Threads that spin while they wait take the cores of those that they wait for, here those of the other workers: a test
+# of a second takes half a minute. It must be set before torch is imported, and holds for processes that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from corp_cli import commands
 from corp_cli.cli.main import main

@@ -26,6 +26,7 @@ from corp_cli.config.doctor import DoctorConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
 from corp_cli.runtime import console
+from corp_cli.runtime.environment import cpu_name, linux
 from corp_cli.runtime.hub import in_short, unreachable
 from corp_cli.version import __version__
 
@@ -119,19 +120,10 @@ def check_processor() -> Iterator[Check]:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
-    model = linux("cpuinfo").get("model name") or platform.processor() or platform.machine()
-    found = f"{model}, {count(cores, 'core')}, {count(threads, 'thread')}, load {load:.1f}"
+    found = f"{cpu_name()}, {count(cores, 'core')}, {count(threads, 'thread')}, load {load:.1f}"
     busy = load > cores / 2 and threads > 1
     advice = "the machine is busy: OMP_NUM_THREADS=1 makes runs of small models steadier"
     yield graded("CPU", found, advice if busy else "")
-
-
-def linux(file: str) -> dict[str, str]:
-    """key → value of /proc/`file`; empty on other systems."""
-    with suppress(OSError):
-        lines = Path("/proc", file).read_text("utf-8").splitlines()
-        return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    return {}
 
 
 def check_devices() -> Iterator[Check]:

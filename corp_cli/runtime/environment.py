@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -82,13 +83,23 @@ def environment(device: torch.device) -> Environment:
 @functools.cache
 def cpu_name() -> str:
     """What its maker calls this processor, such as "AMD EPYC 7B13"; its architecture where that cannot be found out."""
-    import cpuinfo
+    if named := linux("cpuinfo").get("model name"):
+        return named
+    import cpuinfo  # takes a second: it measures the clock as well
 
     try:
         named = cpuinfo.get_cpu_info().get("brand_raw")
     except Exception:  # of an architecture that it does not know
         named = None
     return named or platform.processor() or platform.machine()
+
+
+def linux(file: str) -> dict[str, str]:
+    """key → value of /proc/`file`, the last of each; empty on other systems."""
+    with suppress(OSError):
+        lines = Path("/proc", file).read_text("utf-8").splitlines()
+        return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return {}
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from corp_cli.errors import CorpError
 from corp_cli.runtime import console, ranks
+from corp_cli.runtime.environment import linux
 
 T = TypeVar("T")
 Config = TypeVar("Config")
@@ -83,10 +82,8 @@ def free_memory(device: torch.device) -> int | None:
 
 def free_host_memory() -> int | None:
     """Bytes that processes can still take, as Linux sees it; None on other systems."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
-    return None
+    available = linux("meminfo").get("MemAvailable")  # in kB
+    return None if available is None else 1024 * int(available.split()[0])
 
 
 def room_of(device: torch.device) -> int:
