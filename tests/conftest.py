@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ if "CORP_TEST_CUDA" not in os.environ:  # figures are compared with those of a C
 # Threads that spin while they wait take the cores of those that they wait for, here those of the other workers: a test
 # of a second takes half a minute. It must be set before torch is imported, and holds for processes that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+gc.disable()  # until all is imported: see pytest_collection_finish
 
 from corp_cli import commands
 from corp_cli.cli.main import main
@@ -26,6 +28,12 @@ from tests.support.tiny import write_tiny
 from tests.support.typed import UNTIMED, put_module
 
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: nothing of it is garbage, now or later."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

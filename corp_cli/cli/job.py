@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -96,12 +99,25 @@ def carry_out(task: Task, cfg: DictConfig, begins: Callable[[Job], None] | None 
             more: list[Any] = [task.shared] if prunes and task.shared is not None and is_own(task.shared) else []
             if task.command == "study":
                 more = [composer(here.overrides.task)]
-            with console.busy("starting"):  # PyTorch takes seconds to load
-                module = import_module(f"corp_cli.commands.{task.command}")
-            value = module.run(typed(cfg, COMMANDS[task.command].schema), job.output_dir, *more)
+            value = loaded(task.command).run(typed(cfg, COMMANDS[task.command].schema), job.output_dir, *more)
     except (Exception, KeyboardInterrupt) as error:
         return replace(job, error=stop_within(error) or as_mistake(error))
     return replace(job, value=value)
+
+
+def loaded(command: str) -> ModuleType:
+    """`corp_cli.commands.<command>`; the first one brings PyTorch along, which takes seconds to load."""
+    name, collects = f"corp_cli.commands.{command}", gc.isenabled()
+    if name in sys.modules:
+        return sys.modules[name]
+    with console.busy("starting"):
+        gc.disable()  # all that modules hold is in use: to look through it, now and at the end, takes two seconds more
+        try:
+            return import_module(name)
+        finally:
+            gc.freeze()
+            if collects:
+                gc.enable()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 import corp_cli
 from corp_cli import commands
+from corp_cli.cli.job import loaded
 from corp_cli.cli.main import main
 from corp_cli.cli.table import COMMANDS
 from corp_cli.config.checkpoints import InfoConfig
@@ -82,6 +84,21 @@ def test_no_torch_before_the_work_begins(argv: list[str]) -> None:
     code = "import sys; from corp_cli.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_command_is_loaded_without_looking_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it brought along is not looked through later."""
+    put_module(monkeypatch, "info", commands)
+    monkeypatch.delitem(sys.modules, "corp_cli.commands.info")
+    before = gc.get_freeze_count()
+    info = loaded("info")
+    assert callable(info.run)
+    assert gc.isenabled()
+    frozen = gc.get_freeze_count()
+    assert frozen > before
+    assert loaded("info") is info
+    assert gc.get_freeze_count() == frozen
+
 
 
 def test_python_m_corp_cli() -> None:
