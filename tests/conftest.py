@@ -16,7 +16,6 @@ if "CORP_TEST_CUDA" not in os.environ:  # figures are compared with those of a C
 # Threads that spin while they wait take the cores of those that they wait for, here those of the other workers: a test
 # of a second takes half a minute. It must be set before torch is imported, and holds for processes that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-gc.disable()  # until all is imported: see pytest_collection_finish
 
 from corp_cli import commands
 from corp_cli.cli.main import main
@@ -30,8 +29,13 @@ from tests.support.typed import UNTIMED, put_module
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
+def pytest_configure() -> None:
+    """Nothing of what is imported and collected from here on is garbage."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays: nothing of it is garbage, now or later."""
+    """Now there may be some; the rest is not looked through."""
     gc.freeze()
     gc.enable()
 
