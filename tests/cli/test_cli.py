@@ -100,7 +100,6 @@ def test_a_command_is_loaded_without_looking_for_garbage(monkeypatch: pytest.Mon
     assert gc.get_freeze_count() == frozen
 
 
-
 def test_python_m_corp_cli() -> None:
     done = subprocess.run([sys.executable, "-m", "corp_cli", "prun"], capture_output=True, text=True)
     assert done.returncode == 2
