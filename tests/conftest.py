@@ -45,6 +45,7 @@ def _quicker() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         quicker.draw_no_weights_on_meta(patch)
         quicker.find_the_mode_once(patch)
+        quicker.copy_no_schemas(patch)
         quicker.remember_compositions(patch)
         yield
 

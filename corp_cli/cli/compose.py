@@ -35,8 +35,10 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
+    store = ConfigStore.instance()
     for name, command in COMMANDS.items():
-        ConfigStore.instance().store(name=f"{name}_schema", node=command.schema)
+        if f"{name}_schema.yaml" not in store.repo:  # from before, in this process
+            store.store(name=f"{name}_schema", node=command.schema)
     OmegaConf.register_new_resolver("slug", slug, replace=True)
 
 

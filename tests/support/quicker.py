@@ -9,6 +9,7 @@ import pytest
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
+from hydra.core.config_store import ConfigStore
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from timm.layers import weight_init
@@ -37,6 +38,11 @@ def find_the_mode_once(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(hydra_app, "check", checked)
     patch.setattr(Hydra, "get_mode", lambda *_, **__: found[0])
+
+
+def copy_no_schemas(patch: pytest.MonkeyPatch) -> None:
+    """Every composition copies all that is stored, with the repository that refers to it, and changes nothing of it."""
+    patch.setattr(ConfigStore, "__deepcopy__", lambda self, memo: self, raising=False)
 
 
 def remember_compositions(patch: pytest.MonkeyPatch) -> None:
