@@ -44,6 +44,7 @@ def pytest_collection_finish() -> None:
 def _quicker() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         quicker.draw_no_weights_on_meta(patch)
+        quicker.remember_counts(patch)
         quicker.find_the_mode_once(patch)
         quicker.copy_no_schemas(patch)
         quicker.remember_compositions(patch)

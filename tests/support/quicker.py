@@ -1,8 +1,9 @@
-"""What timm and Hydra do again and again in tests, done once, with the same outcome: most of what a small run takes."""
+"""What timm, Hydra and corp do again and again in tests, done once, with the same outcome: most of a small run."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,6 +18,13 @@ from timm.layers import weight_init
 from corp_cli.cli import hydra_app
 from corp_cli.cli.compose import config_dir
 from corp_cli.cli.messages import LAID_OVER
+from corp_cli.files import checkpoint
+from corp_cli.measure.results import Count
+from corp_cli.models import loaded
+from corp_cli.models.counts import count
+from corp_cli.models.spec import ModelSpec, PrunedSizes
+from corp_cli.report import report
+from corp_cli.sizes import costs
 
 
 def draw_no_weights_on_meta(patch: pytest.MonkeyPatch) -> None:
@@ -25,6 +33,20 @@ def draw_no_weights_on_meta(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         weight_init, "_trunc_normal_", lambda tensor, *args: tensor if tensor.is_meta else draw(tensor, *args)
     )
+
+
+def remember_counts(patch: pytest.MonkeyPatch) -> None:
+    """Runs of the same small models count the same sizes, a dozen of them for a budget."""
+    known: dict[str, Count] = {}
+
+    def counted(spec: ModelSpec, blocks: Mapping[str, PrunedSizes]) -> Count:
+        key = repr((spec, dict(blocks)))
+        if key not in known:
+            known[key] = count(spec, blocks)
+        return known[key]
+
+    for module in (checkpoint, loaded, report, costs):
+        patch.setattr(module, "count", counted)
 
 
 def find_the_mode_once(patch: pytest.MonkeyPatch) -> None:
