@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from corp_cli.config.images import CalibrationConfig, EvaluationConfig
 from corp_cli.config.outcome import names_in
-from corp_cli.config.prune import CompensationConfig, PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import require_packages
 from corp_cli.export.write import export, export_formats, make_manifest
@@ -20,8 +20,9 @@ from corp_cli.files.cache.cache import Cache, cached_blocks, cached_curves, cach
 from corp_cli.files.checkpoint import carry_manifest
 from corp_cli.files.output import PLAN, clear_results, require_room, size_in_bytes, write_whole
 from corp_cli.measure.judge import Findings, judge
+from corp_cli.measure.precision import products
 from corp_cli.method.calibrate import calibrate, require_tokens
-from corp_cli.method.compensate import Errors, compensate
+from corp_cli.method.compensate import Errors, compensate, only
 from corp_cli.method.fit_one_shot import fit_every_block, refits
 from corp_cli.method.keep import KeptUnits, keep
 from corp_cli.method.optin import Losses, trajectory_losses, trajectory_scores
@@ -48,7 +49,6 @@ from corp_cli.sizes.plan import MeasureCurves, SizePlan, choose_sizes
 from corp_cli.sizes.plan_file import plan_text
 
 STAGES = ("load", "calibrate", "rank", "plan", "compensate", "evaluate", "export")
-UNCOMPENSATED = CompensationConfig(mlp="none", qk="none", vo="none")
 Expect = Callable[[Work, PruneConfig], dict[str, float]]  # → seconds by stage
 
 
@@ -91,36 +91,37 @@ def prune(
     watch, warnings = Stopwatch(STAGES), collect_warnings()
     with watch("load"):
         work = prepare_run(cfg, folder, given)
-        cfg = replace(cfg, sparsity=work.sparsity)
+        cfg, rounded = replace(cfg, sparsity=work.sparsity), work.calibration.precision
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images
         sets = images.calibration, images.spares
-        cache = ranks.once(opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups)
+        cache = ranks.once(opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups, rounded)
         watch.expected |= expect(work, cfg) if expect else {}
-    with watch("calibrate"):
-        statistics = cached_statistics(cache, work.dense, images.calibrated, lambda: measure_statistics(work, cfg))
-        require_tokens(blocks, statistics, images.calibrated.good, cfg.compensation)
-    with watch("rank"):
-        trajectory = trajectory_of(work, cfg, cache)
-        args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge, trajectory)
-        asked = work.target.sizes if isinstance(work.target, SizePlan) else None
-        scores = rank(dense, blocks, statistics, work.groups, cfg.ranker, args, asked)
-    with watch("plan"):
-        plan = choose_sizes(work.target, cfg.sparsity.rounds, curves_of(work, cfg, statistics, scores, cache), scores)
-        kept = tuple(keep(*each) for each in zip(scores, blocks, plan.sizes, strict=True))
-    with watch("compensate"):
-        uncompensated, _ = compensate(dense, blocks, statistics, kept, UNCOMPENSATED)
-        if cfg.compensation.propagate == "none" or cannot_walk(dense):
-            pruned, errors = compensate_at_once(work, cfg, statistics, kept)
-        else:
-            pruned, errors = compensate_along_the_stream(work, cfg, plan, cache, trajectory)
-        for model in (uncompensated, pruned):
-            spare_tokens(model, plan.merge, plan.updated_tokens)
+    with products(work.calibration.precision):
+        with watch("calibrate"):
+            statistics = statistics_of(work, cfg, cache) if work.measured else ()
+        with watch("rank"):
+            trajectory = trajectory_of(work, cfg, cache)
+            args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge, trajectory)
+            asked = work.target.sizes if isinstance(work.target, SizePlan) else None
+            scores = rank(dense, blocks, statistics, work.groups, cfg.ranker, args, asked) if work.measured else ()
+        with watch("plan"):
+            curves = curves_of(work, cfg, statistics, scores, cache)
+            plan = choose_sizes(work.target, cfg.sparsity.rounds, curves, scores)
+        with watch("compensate"):
+            if work.along:  # every block is measured and ranked anew
+                pruned, kept, errors = compensate_along_the_stream(work, cfg, plan, cache, trajectory)
+            else:
+                kept = tuple(keep(*each) for each in zip(scores, blocks, plan.sizes, strict=True))
+                pruned, errors = compensate_at_once(work, cfg, statistics, kept)
+            uncompensated = only(dense, blocks, kept)
+            for model in (uncompensated, pruned):
+                spare_tokens(model, plan.merge, plan.updated_tokens)
     with watch("evaluate"):
         models = {"dense": dense, "uncompensated": uncompensated, "pruned": pruned}
         found, probe = halving_batches(lambda c: examine(models, work, c), cfg.evaluation, "evaluation")
     with watch("export"), ranks.alone():
         bring_together(pruned)
-        manifest, files = carry_manifest(pruned, make_manifest(dense, pruned, work.dense.spec, cfg)), None
+        manifest, files = carry_manifest(pruned, make_manifest(work.dense, pruned, cfg)), None
         if folder:
             export(pruned, manifest, folder, probe)
             files = export_formats(pruned, manifest, images, cfg, folder)
@@ -149,6 +150,14 @@ def prepare_run(cfg: PruneConfig, folder: Path | None, given: Given | None = Non
         require_room(folder, size_in_bytes(work.dense.model))
         clear_results(folder)
     return work
+
+
+def statistics_of(work: Work, cfg: PruneConfig, cache: Cache) -> Statistics:
+    """Statistics of every block on the calibration images, from the cache or measured."""
+    intake = work.images.calibrated
+    found = cached_statistics(cache, work.dense, intake, lambda: measure_statistics(work, cfg))
+    require_tokens(work.dense.blocks, found, intake.good, cfg.compensation)
+    return found
 
 
 def measure_statistics(work: Work, cfg: PruneConfig) -> Statistics:
@@ -221,7 +230,7 @@ def compensate_at_once(
 
 def compensate_along_the_stream(
     work: Work, cfg: PruneConfig, plan: SizePlan, cache: Cache, trajectory: tuple[Scores, ...]
-) -> tuple[nn.Module, Errors]:
+) -> tuple[nn.Module, tuple[KeptUnits, ...], Errors]:
     """Block by block: every block is calibrated, ranked and compensated anew behind those before it."""
     dense = work.dense
     parts = {

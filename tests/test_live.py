@@ -179,7 +179,7 @@ def test_on_cuda_device_and_dtype_are_kept_and_the_model_trains(
         loss.backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in pruned.parameters())
         optimiser.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < losses[0]
     save_pruned(pruned, tmp_path / "pruned.safetensors")
     loaded = load_pruned(tmp_path / "pruned.safetensors")

@@ -10,13 +10,14 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from corp_cli import pipeline
 from corp_cli.commands.prune import run
 from corp_cli.config.images import CalibrationConfig, EvaluationConfig
 from corp_cli.config.prune import CompensationConfig, ModelConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
-from corp_cli.files.checkpoint import load_pruned, weights_sha256
+from corp_cli.files.checkpoint import load_pruned
 from corp_cli.files.manifest import read_manifest
-from corp_cli.models.loaded import dense_model
+from corp_cli.models.loaded import dense_model, weights_sha256
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import PruneResult, prune
 from corp_cli.prepare.work import settled
@@ -187,3 +188,14 @@ def test_the_run_says_where_everything_is(tmp_path: Path, capsys: pytest.Capture
     assert "images/s" in out
     assert f"Wrote pruned.safetensors, report.json, report.html and plan.yaml to {tmp_path}" in out
     assert "50 images of digits_test.safetensors" in out
+
+
+@pytest.mark.usefixtures("tiny_digits")
+def test_along_the_stream_nothing_of_the_dense_model_is_measured_where_sizes_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "measure_statistics", None)
+    monkeypatch.setattr(pipeline, "rank", None)
+    best = {"recipe": "best", "ranker": RankerConfig(), "compensation": CompensationConfig()}
+    found = prune(config(**best, sparsity=SparsityConfig(joint=0.5))).report.evaluation
+    assert known(found.pruned.kl) < known(found.uncompensated.kl)

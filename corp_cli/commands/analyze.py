@@ -45,7 +45,7 @@ def analyze_command(cfg: AnalyzeConfig) -> AnalysisReport:
         images, _ = draw_calibration(everything, cfg.calibration, cfg.seed)
         model, blocks = loaded.model.to(device), loaded.blocks
         sets = images.calibration, images.spares
-        cache = opened(Cache(), cfg.calibration.cache, loaded, sets, GROUPS)
+        cache = opened(Cache(), cfg.calibration.cache, loaded, sets, GROUPS, "float32")
 
     def batched(work: Callable[..., Any]) -> Any:
         def on(c: CalibrationConfig) -> Any:

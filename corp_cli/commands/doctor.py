@@ -26,7 +26,7 @@ from corp_cli.config.doctor import DoctorConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.output import require_room
 from corp_cli.runtime import console
-from corp_cli.runtime.environment import cpu_name, linux
+from corp_cli.runtime.environment import cores, cpu_name, linux
 from corp_cli.runtime.hub import in_short, unreachable
 from corp_cli.version import __version__
 
@@ -118,10 +118,10 @@ def check_processor() -> Iterator[Check]:
     """The CPU, its cores and threads; a hint where others use them too."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    own = cores()
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
-    found = f"{cpu_name()}, {count(cores, 'core')}, {count(threads, 'thread')}, load {load:.1f}"
-    busy = load > cores / 2 and threads > 1
+    found = f"{cpu_name()}, {count(own, 'core')}, {count(threads, 'thread')}, load {load:.1f}"
+    busy = load > own / 2 and threads > 1
     advice = "the machine is busy: OMP_NUM_THREADS=1 makes runs of small models steadier"
     yield graded("CPU", found, advice if busy else "")
 

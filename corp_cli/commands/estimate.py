@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import torch
@@ -11,11 +10,13 @@ from torch import Tensor
 from corp_cli.commands.probes import Rates, Solves, fit_seconds, measure_rates, measure_solves, value_seconds
 from corp_cli.config.prune import PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
+from corp_cli.images.batches import readers
 from corp_cli.images.sources import ImageSet
 from corp_cli.method.memory import DOUBLE, FLOAT, Need, activations, most, needs, statistics_bytes
 from corp_cli.method.optin import COPIES, units_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.prepare.work import Work
+from corp_cli.runtime.environment import cores
 from corp_cli.runtime.memory import plain_memory_errors, room_of
 from corp_cli.runtime.scratch import on_device
 from corp_cli.sizes.budget import Budget, matching_fraction, uniform
@@ -44,10 +45,10 @@ def likely_sizes(work: Work) -> tuple[Sizes, ...]:
 def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> dict[str, float]:
     """Seconds of the long stages, by their names in the report; `sizes` are those asked for, or near the budget."""
     images, device, solves = work.images.calibration, work.dense.device, measure_solves(work, cfg, rates.width)
-    left, f, workers = share(work, sizes), rates.forward, cfg.calibration.num_workers
+    left, f, workers = share(work, sizes), rates.forward, readers(cfg.calibration.num_workers)
     fit, values = fit_seconds(work, cfg, sizes, rates), value_seconds(work, cfg, sizes, rates)
-    compensate = solves.drop + fit + values
-    if cfg.compensation.propagate == "none":
+    compensate = fit + values
+    if not work.along:
         compensate += solves.compensate
         if fit or values:  # the dense stream, what its MLPs give, and what the cut ones give
             again = feed(f, images, rates, workers, device)
@@ -59,12 +60,12 @@ def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates:
         compensate += len(images) * (again + rates.calibrate + (1 + (3 if fit else 2) * left) * f)
         compensate += (2 if fit else 1) * solves.refit + solves.rank + solves.compensate
     judged, evaluation = work.images.evaluation, cfg.evaluation
-    three = feed((1 + 2 * left) * f, judged, rates, evaluation.num_workers, device)
+    three = feed((1 + 2 * left) * f, judged, rates, readers(evaluation.num_workers), device)
     timed = (evaluation.throughput_batches + 1) * min(evaluation.batch_size, len(judged)) * (1 + left) * f
     curves = curve_seconds(work, cfg.sparsity, work.target, rates, solves) if isinstance(work.target, Budget) else 0.0
     return {
-        "calibrate": len(images) * feed(rates.calibrate, images, rates, workers, device),
-        "rank": solves.rank + masked_seconds(work, cfg, rates),
+        "calibrate": len(images) * feed(rates.calibrate, images, rates, workers, device) if work.measured else 0.0,
+        "rank": (solves.rank if work.measured else 0.0) + masked_seconds(work, cfg, rates),
         "plan": curves,
         "compensate": compensate,
         "evaluate": len(judged) * three + (timed if evaluation.throughput_batches else 0.0),
@@ -109,8 +110,7 @@ def feed(compute: float, images: ImageSet, rates: Rates, workers: int, device: t
     longest = max(compute, rates.read / workers)
     if device.type == "cuda":
         return longest
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(longest, (min(torch.get_num_threads(), cores) * compute + rates.read) / cores)
+    return max(longest, (min(torch.get_num_threads(), cores()) * compute + rates.read) / cores())
 
 
 def peak_mib(work: Work, cfg: PruneConfig, rates: Rates) -> dict[str, float | None]:

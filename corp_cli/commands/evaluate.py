@@ -15,7 +15,7 @@ from corp_cli.config.checkpoints import EvaluateConfig
 from corp_cli.config.images import EvaluationConfig
 from corp_cli.config.shareable import shareable
 from corp_cli.errors import CorpError
-from corp_cli.files.checkpoint import pruned_model, weights_sha256
+from corp_cli.files.checkpoint import pruned_model
 from corp_cli.files.output import write_json, write_whole
 from corp_cli.images.batches import resolve_device
 from corp_cli.images.sources import ImageSet
@@ -77,7 +77,7 @@ def require_comparable(pruned: LoadedModel, dense: LoadedModel) -> None:
                 f"{pruned.source} has {key} {ours} and {dense.source} has {theirs}, so they cannot be compared; "
                 f"{pruned.source} was made from {pruned.spec.name}."
             )
-    if pruned.manifest and weights_sha256(dense.model) != pruned.manifest.dense_sha256:
+    if pruned.manifest and dense.sha256 != pruned.manifest.dense_sha256:
         console.warn(f"{dense.source} has other weights than the dense model that {pruned.source} was made from.")
 
 

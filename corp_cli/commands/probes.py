@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from corp_cli.config.images import CalibrationConfig
-from corp_cli.config.prune import CompensationConfig, PruneConfig
+from corp_cli.config.prune import PruneConfig
 from corp_cli.linalg.gauss_newton import Layers, Tokens, gauss_newton
 from corp_cli.linalg.moments import RunningMoments, select_moments
 from corp_cli.linalg.reduced_rank import HeadMaps, sweep
@@ -30,7 +30,6 @@ from corp_cli.method.statistics import BlockStatistics
 from corp_cli.models.adapter import hidden_units, mlp_weights
 from corp_cli.models.blocks import MlpWeights, Sizes
 from corp_cli.models.streams import tokens
-from corp_cli.pipeline import UNCOMPENSATED
 from corp_cli.prepare.batches import first_batch
 from corp_cli.prepare.work import Work
 from corp_cli.runtime.environment import peak_memory_mib
@@ -91,7 +90,6 @@ class Solves:
     """Seconds of the solves of MLPs, summed over blocks. Those of attention are small beside them."""
 
     rank: float = 0.0
-    drop: float = 0.0  # compensation by nothing: only errors
     compensate: float = 0.0
     refit: float = 0.0
 
@@ -125,13 +123,9 @@ def solve_seconds(work: Work, cfg: PruneConfig, width: int, outputs: int) -> Sol
     )
     ranker = RANKERS["mlp"][cfg.ranker.mlp]
 
-    def compensated(settings: CompensationConfig) -> Callable[[], object]:
-        return lambda: compensate_mlp(mlp, hidden, every[: width // 2], settings)
-
     solves: dict[str, Callable[[], object]] = {
         "rank": lambda: ranker(mlp, BlockStatistics(hidden=hidden), args),
-        "drop": compensated(UNCOMPENSATED),
-        "compensate": compensated(cfg.compensation),
+        "compensate": lambda: compensate_mlp(mlp, hidden, every[: width // 2], cfg.compensation),
         "refit": lambda: refit(fc2, moments, cfg.compensation.ridge),
     }
     return Solves(**{name: min(seconds(solve, home) for _ in range(2)) for name, solve in solves.items()})

@@ -11,6 +11,7 @@ from corp_cli.errors import CorpError
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 DTYPES = ("float32", "bfloat16", "float16")
 OFFLOADS = ("auto", "none", "blocks")
+PRODUCTS = ("auto", "float32", "tf32")
 CROP_MODES = ("center", "squash", "border")
 LEAST_CROP = 0.1  # a smaller one resizes images to more pixels than fit in memory
 
@@ -53,17 +54,18 @@ class CalibrationConfig:
     label_key: Optional[str] = None  # and the one that holds the classes
     num_images: int = 1024
     batch_size: int = 32
-    num_workers: int = 2
+    num_workers: Optional[int] = None  # threads that load images; None: one a core, at most eight
     max_bad: float = 0.01  # fraction of the images that may be unreadable
     cache: Optional[str] = None  # a folder, or a .safetensors, where statistics are kept for later runs
     offload: str = "auto"  # blocks: weights stay on the host, and one block at a time comes to the device
     scratch: Optional[str] = None  # a folder for the tokens of all images; None: the memory of the host
+    precision: str = "auto"  # of the products of float32 matrices, in all passes but those that judge
 
     def __post_init__(self) -> None:
         require_texts("calibration.path", self.path)
         require_fraction("calibration.", self, "max_bad")
         require_at_least("calibration.", self, num_images=1, batch_size=1, num_workers=0)
-        require_choice("calibration.", self, offload=OFFLOADS)
+        require_choice("calibration.", self, offload=OFFLOADS, precision=PRODUCTS)
 
 
 @dataclass
@@ -79,7 +81,7 @@ class EvaluationConfig:
     class_map: Optional[str] = None  # a file that tells the index of every class name
     num_images: Optional[int] = None  # all of them
     batch_size: int = 64
-    num_workers: int = 2
+    num_workers: Optional[int] = None  # threads that load images; None: one a core, at most eight
     max_bad: float = 0.01  # fraction of the images that may be unreadable
     throughput_batches: int = 10  # timed batches of the dense and the pruned model, in turn; 0 skips it
     precision: str = "float32"  # of the passes that judge and time; below it, mixed, by torch.autocast

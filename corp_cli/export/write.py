@@ -16,14 +16,14 @@ from corp_cli.config.shareable import shareable
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import place, runs_of, scratch, write_files
 from corp_cli.export.parity import compare
-from corp_cli.files.checkpoint import difference_of, load_pruned, weights_sha256, write_checkpoint
+from corp_cli.files.checkpoint import difference_of, load_pruned, write_checkpoint
 from corp_cli.files.output import CHECKPOINT
 from corp_cli.files.shards import checkpoint_files
 from corp_cli.images.batches import choose
 from corp_cli.measure.results import File
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.resize import pruned_sizes
-from corp_cli.models.spec import Manifest, ModelSpec
+from corp_cli.models.spec import Manifest
 from corp_cli.prepare.batches import range_batches, tracked_batches
 from corp_cli.prepare.images import Images, intake_of
 from corp_cli.runtime import console
@@ -34,13 +34,14 @@ UNVERIFIED = "pruned.unverified.safetensors"  # a file that was read back as ano
 NOT_RECIPE = ("model", "evaluation", "gate", "export", "device")  # what the weights do not depend on
 
 
-def make_manifest(dense: nn.Module, pruned: nn.Module, spec: ModelSpec, cfg: PruneConfig) -> Manifest:
+def make_manifest(dense: LoadedModel, pruned: nn.Module, cfg: PruneConfig) -> Manifest:
     """What the checkpoint will say of itself."""
     recipe = {key: value for key, value in asdict(cfg).items() if key not in NOT_RECIPE}
     recipe["sparsity"].update(cfg.sparsity.fractions())  # joint by what it stands for
     for key in ("cache", "offload", "scratch"):  # the same weights with and without
         del recipe["calibration"][key]
-    return Manifest(spec, pruned_sizes(pruned, dense), shareable(recipe, cfg), weights_sha256(dense), versions())
+    sizes = pruned_sizes(pruned, dense.model)
+    return Manifest(dense.spec, sizes, shareable(recipe, cfg), dense.sha256, versions())
 
 
 def export(pruned: nn.Module, manifest: Manifest, output_dir: Path, probe: Tensor) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from corp_cli.files.tensors import SHARD_BYTES, save_parts, stored
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.counts import count
 from corp_cli.models.live import unwrapped
-from corp_cli.models.loaded import LoadedModel
+from corp_cli.models.loaded import LoadedModel, weights_sha256
 from corp_cli.models.loading import filled, parameters, require_finite, skeleton, state_tensors
 from corp_cli.models.preprocess import put_own_cfg, with_overrides
 from corp_cli.models.resize import resize
@@ -31,15 +30,6 @@ from corp_cli.models.state_dict import misfits
 
 CARRIED = "corp_manifest"  # the attribute of a module that holds its manifest
 MOST_CUT = 1000  # a dense model of more than so many times the parameters is not what a file was pruned from
-
-
-def weights_sha256(model: nn.Module) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of the state dict, in order of name."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(state_tensors(model).items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
-    return digest.hexdigest()
 
 
 def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path, shard_bytes: int = SHARD_BYTES) -> None:

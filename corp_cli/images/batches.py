@@ -22,10 +22,12 @@ from corp_cli.errors import CorpError
 from corp_cli.images.decode import FORMATS, from_tensor, nearly_black, require_bounds
 from corp_cli.images.sources import ImageSet, Sample
 from corp_cli.runtime import console, ranks
+from corp_cli.runtime.environment import cores
 from corp_cli.runtime.memory import is_out_of_memory
 
 Transform = Callable[[Image.Image], Tensor]
 SILENCE = 120.0  # seconds that one image may take, even from a slow disk
+READERS = 8
 AHEAD = 2  # batches that may be ready: evens out images that are slow to decode
 LARGE = 2**25  # pixels from which an image that memory does not suffice for is itself to blame
 
@@ -202,15 +204,22 @@ def _collate(samples: list[_Read | str], pin_memory: bool) -> tuple[Tensor | Non
     return images, labels, sum(sample.dim for sample in read), bad
 
 
+def readers(asked: int | None) -> int:
+    """How many threads load images: as many as `asked`, or one a core, at most `READERS`; processes share the cores."""
+    if asked is not None:
+        return asked
+    return max(1, min(READERS, cores() // ranks.count()))
+
+
 def batches(
     images: ImageSet,
     transform: Transform | None,
     batch_size: int,
-    num_workers: int,
+    num_workers: int | None,
     pin_memory: bool = False,
     intake: Intake | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of ([B, C, H, W], labels), in the order of `images`, decoded in `num_workers` threads.
+    """Batches of ([B, C, H, W], labels), in the order of `images`, decoded in `num_workers` threads; see `readers`.
 
     `transform` makes a tensor of an opened image; None: `images` are prepared. labels are [B], -1 where unknown, or
     [B, L] where an image has several right classes, filled up with -1.
@@ -221,7 +230,7 @@ def batches(
         return
     first = images.items[0]
     alone = isinstance(first, Tensor) or (isinstance(first, Sample) and first.reader.in_order)
-    workers = 0 if alone else min(num_workers, len(images))
+    workers = 0 if alone else min(readers(num_workers), len(images))
     load = partial(_load, images, transform)
     read = (
         _read_ahead(images, load, workers, AHEAD * (batch_size + workers)) if workers else map(load, range(len(images)))
@@ -242,7 +251,7 @@ def own_batches(
     own: range,
     transform: Transform | None,
     batch_size: int,
-    num_workers: int,
+    num_workers: int | None,
     pin_memory: bool,
     intake: Intake,
 ) -> Iterator[tuple[Tensor, Tensor]]:

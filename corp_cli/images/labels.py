@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from scipy.stats import binom
+from scipy.special import bdtr  # not scipy.stats, which takes as long to import as torch
 
 from corp_cli.errors import CorpError
 from corp_cli.images.rows import read_rows, read_text
@@ -285,7 +285,8 @@ def _filled(indices: list[tuple[int, ...]]) -> Labels:
 def near_chance(top1: float, images: int, num_classes: int) -> str | None:
     """A warning where `top1` percent of `images` is what guessing among `num_classes` gives; else None."""
     hits = round(top1 * images / 100)
-    if images < 10 or hits > binom.ppf(0.999, images, 1 / max(num_classes, 1)):
+    fewer = bdtr(hits - 1, images, 1 / max(num_classes, 1)) if hits else 0.0  # the chance to guess fewer
+    if images < 10 or fewer >= 0.999:
         return None
     return (
         f"the dense model is right on {hits} of {images} labelled images, which is no better than guessing among "

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from corp_cli.linalg.fit import Fit
 from corp_cli.linalg.lowrank import roots
-from corp_cli.linalg.moments import RunningMoments, relative
+from corp_cli.linalg.moments import RunningMoments, plus_diagonal, relative
 from corp_cli.linalg.ridge import refit, squared_error
 
 Units = Callable[..., Tensor]  # one or two pre-activations of every unit → its value, each unit for itself
 CHUNK = 2**12  # tokens at a time: bounds what is held besides the tokens and the slopes
 STEPS = 8  # of the bidiagonalisation
 SIZES = (1.0, 0.5, 0.25)  # of the step, until the error falls
-FLOOR = 1.0  # of variances in the whitening, in means of them: what z hardly does costs weights that round badly
+FLOOR = 1.0  # of variances in the whitening, in means of those above 0: what z hardly does makes weights round badly
 LEAST_GAIN = 1e-3  # of the held-out error, for which a round is worth it
 
 
@@ -38,6 +39,18 @@ class Tokens:
     def chunks(self) -> Iterator[slice]:
         """Rows that are worked on together."""
         return (slice(start, start + CHUNK) for start in range(0, len(self.z), CHUNK))
+
+    @cached_property
+    def whitened(self) -> tuple[Tensor, Tensor]:
+        """(z', C') with z' = zC', C' = (C + FLOOR mean(diag C) I)^-½ and C = E[zzᵀ], the mean of what is not zero."""
+        gram = torch.zeros(self.z.shape[1], self.z.shape[1], dtype=torch.float64, device=self.z.device)
+        for rows in self.chunks():
+            scaled = self.z[rows] * self.weights[rows].sqrt()[:, None]
+            gram += scaled.T @ scaled
+        energy = gram.diagonal()
+        _, white = roots(plus_diagonal(gram, FLOOR * energy.sum() / (energy > 0).sum().clamp(min=1)))
+        white = white.to(self.z)
+        return self.z @ white, white
 
 
 @dataclass(frozen=True)
@@ -167,7 +180,7 @@ class Linearised:
 
 def centred(out: Tensor, root: Tensor) -> Tensor:
     """`out`, rows times √w, less its weighted mean: b is solved afterwards, so that constants do not count."""
-    return out - root * (root.T @ out)
+    return out - root * (root.flatten() @ out)
 
 
 def linearise(layers: Layers, units: Units, tokens: Tokens) -> Linearised:
@@ -175,19 +188,16 @@ def linearise(layers: Layers, units: Units, tokens: Tokens) -> Linearised:
     parts, width, _ = layers.first.shape
     slopes = tokens.z.new_empty(parts, len(tokens.z), width)
     residual = torch.empty_like(tokens.y)
-    gram = torch.zeros(tokens.z.shape[1], tokens.z.shape[1], dtype=torch.float64, device=tokens.z.device)
     for rows in tokens.chunks():
         z, root = tokens.z[rows], tokens.weights[rows].sqrt()[:, None]
         values, slopes[:, rows] = with_slopes(units, pre_activations(layers, z))
         residual[rows] = (tokens.y[rows] - values @ layers.second.T - layers.bias) * root
-        gram += (z * root).T @ (z * root)
-    _, white = roots(gram + FLOOR * gram.diagonal().mean() * torch.eye(len(gram)).to(gram))
-    white = white.to(tokens.z)
+    z, white = tokens.whitened
     reach = torch.einsum("n,pnd->pd", tokens.weights, slopes.square()).sqrt() * layers.second.norm(dim=0)
     scale = torch.where(reach > 0, reach, torch.inf)[..., None]
     slopes /= scale.mT
     root = tokens.weights.sqrt()[:, None]
-    return Linearised(tokens.z @ white, slopes, layers.second, root, centred(residual, root), white, scale)
+    return Linearised(z, slopes, layers.second, root, centred(residual, root), white, scale)
 
 
 def steps_of(
@@ -218,9 +228,9 @@ def bidiagonalise(problem: Linearised, steps: int) -> tuple[Tensor, Tensor, floa
     least = torch.finfo(v.dtype).eps * float(v.norm())
     V = v.new_empty(steps, *v.shape)
     while len(diagonal) < steps:
+        known = V[: len(diagonal)].flatten(1)
         for _ in range(2):  # orthogonal to those before, up to rounding
-            for known in V[: len(diagonal)]:
-                v = v - (known * v).sum() * known
+            v = v - (known.T @ (known @ v.flatten())).view_as(v)
         alpha = float(v.norm())
         if not alpha > least:
             break

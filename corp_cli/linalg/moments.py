@@ -34,6 +34,13 @@ def transform_moments(moments: Moments, A: Tensor) -> Moments:
     return Moments(moments.count, A @ moments.mean, A @ moments.covariance @ A.T)
 
 
+def plus_diagonal(square: Tensor, value: Tensor | float) -> Tensor:
+    """`square` + `value` I, without an identity made for it: that takes longer than what it is for on a GPU."""
+    raised = square.clone()
+    raised.diagonal().add_(value)
+    return raised
+
+
 def energy(weight: Tensor, covariance: Tensor) -> Tensor:
     """tr(W Σ Wᵀ) = E‖W(x - μ)‖², a scalar."""
     return ((weight @ covariance) * weight).sum()

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from corp_cli.linalg.moments import Moments
+from corp_cli.linalg.moments import Moments, plus_diagonal
 
 GROUP = 64  # removals between two updates of H and W
 CANDIDATES = 512  # channels among which they are chosen: the cheapest ones at the time
@@ -34,7 +34,7 @@ def inverse(moments: Moments, ridge_lambda: float) -> Tensor:
     ridge = max(ridge_lambda, d * torch.finfo(covariance.dtype).eps) * scale
     if scale == 0:
         return torch.eye(d, dtype=covariance.dtype, device=covariance.device)
-    return torch.cholesky_inverse(factor_of(covariance + ridge * torch.eye(d).to(covariance)))
+    return torch.cholesky_inverse(factor_of(plus_diagonal(covariance, ridge)))
 
 
 def factor_of(a: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def factor_of(a: Tensor) -> Tensor:
         factor, info = torch.linalg.cholesky_ex(raised)
         if int(info) == 0:
             return factor
-        raised, epsilon = a + epsilon * torch.eye(len(a)).to(a), 10 * epsilon
+        raised, epsilon = plus_diagonal(a, epsilon), 10 * epsilon
     return torch.linalg.cholesky(raised)
 
 
@@ -124,9 +124,9 @@ def cheapest_group(problem: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def captured(device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """`cheapest_group` of `CANDIDATES` as a CUDA graph: its many small kernels take longer to launch than run."""
-    problem = torch.eye(CANDIDATES, dtype=dtype, device=device).repeat(2, 1, 1)
+def captured(device: torch.device, dtype: torch.dtype, size: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """`cheapest_group` of `size` candidates as a CUDA graph: its many small kernels take longer to launch than run."""
+    problem = torch.eye(size, dtype=dtype, device=device).repeat(2, 1, 1)
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
@@ -147,5 +147,5 @@ def captured(device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], tup
 def group_of(problem: Tensor) -> tuple[Tensor, Tensor]:
     """`cheapest_group`, on a GPU without waiting for the launch of its kernels."""
     if problem.device.type == "cuda" and problem.shape[-1] == CANDIDATES:
-        return captured(problem.device, problem.dtype)(problem)
+        return captured(problem.device, problem.dtype, CANDIDATES)(problem)
     return cheapest_group(problem)

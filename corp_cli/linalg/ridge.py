@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from corp_cli.linalg.moments import Moments, energy, relative
+from corp_cli.linalg.moments import Moments, energy, plus_diagonal, relative
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def solve_spd(a: Tensor, b: Tensor) -> Tensor:
 def regularise(covariance: Tensor, ridge_lambda: float) -> tuple[Tensor, Tensor]:
     """(Σ + λI, λ) with λ = `ridge_lambda` x mean(diag Σ), so that it means the same for every layer and model."""
     ridge = ridge_lambda * covariance.diagonal().mean()
-    return covariance + ridge * torch.eye(len(covariance)).to(covariance), ridge
+    return plus_diagonal(covariance, ridge), ridge
 
 
 def affine_prediction(moments: Moments, kept: Tensor, pruned: Tensor, ridge_lambda: float) -> Affine:
@@ -84,7 +84,8 @@ def best_ridge(weight: Tensor, fitted: Moments, others: Moments, grid: Sequence[
 def squared_error(weight: Tensor, bias: Tensor, joint: Moments) -> Tensor:
     """E‖y - Wx - b‖² by the moments of x and y side by side, [d + o]."""
     d = weight.shape[1]
-    residual = torch.cat([-weight, torch.eye(len(bias)).to(weight)], 1)  # of (x, y), up to b
+    own = torch.eye(len(bias), dtype=weight.dtype, device=weight.device)
+    residual = torch.cat([-weight, own], 1)  # of (x, y), up to b
     offset = joint.mean[d:] - weight @ joint.mean[:d] - bias
     return energy(residual, joint.covariance) + offset.square().sum()
 
@@ -97,10 +98,16 @@ def fold(weight: Tensor, bias: Tensor, kept: Tensor, pruned: Tensor, affine: Aff
 
 def affine_error(weight: Tensor, moments: Moments, kept: Tensor, pruned: Tensor, affine: Affine) -> float:
     """E‖W_P(x_P - Bx_S - c)‖² / E‖W(x - μ)‖²: output energy lost, relative to the output's variance."""
-    cov, mean, B = moments.covariance, moments.mean, affine.B
-    cov_ps = cov[pruned][:, kept]
-    residual = cov[pruned][:, pruned] - B @ cov_ps.T - cov_ps @ B.T + B @ cov[kept][:, kept] @ B.T
-    offset = mean[pruned] - B @ mean[kept] - affine.c
-    weight_p = weight[:, pruned]
-    lost = energy(weight_p, residual) + (weight_p @ offset).square().sum()
-    return relative(lost, energy(weight, cov))
+    return relative(energy_lost(weight, moments, kept, pruned, affine), energy(weight, moments.covariance))
+
+
+def energy_lost(weight: Tensor, moments: Moments, kept: Tensor, pruned: Tensor, affine: Affine) -> Tensor:
+    """E‖W_P(x_P - Bx_S - c)‖², by products no larger than W_P: far fewer than the covariance of the residual takes."""
+    cov, mean, weight_p = moments.covariance, moments.mean, weight[:, pruned]
+    offset = weight_p @ (mean[pruned] - affine.B @ mean[kept] - affine.c)
+    lost = energy(weight_p, cov[pruned][:, pruned]) + offset.square().sum()
+    if affine.B.any():
+        predicted = weight_p @ affine.B
+        crossed = ((weight_p @ cov[pruned][:, kept]) * predicted).sum()
+        lost = lost - 2 * crossed + energy(predicted, cov[kept][:, kept])
+    return lost

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from scipy.stats import binomtest
 from torch import Tensor
 
 from corp_cli.linalg.similarity import knn_hits, linear_cka
@@ -27,9 +27,14 @@ class ClassResult:
 
 
 def wilson(hits: int, of: int) -> tuple[float, float]:
-    """The 95% interval of Wilson for a share of `hits` in `of`, in percent."""
-    interval = binomtest(hits, of).proportion_ci(0.95, method="wilson")
-    return 100 * float(interval.low), 100 * float(interval.high)
+    """The 95% interval of Wilson (1927) for a share p of `hits` in n = `of`, in percent.
+
+    (p + z²/2n ± z (p(1-p)/n + z²/4n²)^½) / (1 + z²/n)
+    """
+    share, square = hits / of, NormalDist().inv_cdf(0.975) ** 2 / of  # p and z²/n
+    half = (square * (share * (1 - share) + square / 4)) ** 0.5
+    low, high = ((share + square / 2 + side * half) / (1 + square) for side in (-1, 1))
+    return 100 * min(share, max(0.0, low)), 100 * max(share, min(1.0, high))
 
 
 class RunningMetrics:

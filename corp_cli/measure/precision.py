@@ -1,9 +1,10 @@
-"""Forward passes below float32: mixed precision by torch.autocast, the weights as they are."""
+"""Passes below float32: mixed precision by torch.autocast, or the products alone; the weights are as they are."""
 
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -29,3 +30,30 @@ def require_precision(device: torch.device, precision: str) -> None:
     except (RuntimeError, UserWarning) as error:
         why = str(error).strip().split("\n")[0].rstrip(".")
     raise CorpError(f"evaluation.precision={precision} is not for the device {device} ({why}); use float32.")
+
+
+def settled_precision(device: torch.device, asked: str) -> str:
+    """float32 or tf32: what `asked` says, and for auto the faster one that `device` has.
+
+    Raises CorpError where it has no tf32.
+    """
+    has = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if asked == "tf32" and not has:
+        raise CorpError(
+            f"calibration.precision=tf32 is for NVIDIA GPUs since Ampere, and the device is {device}; use auto."
+        )
+    return "tf32" if asked != "float32" and has else "float32"
+
+
+@contextmanager
+def products(precision: str) -> Iterator[None]:
+    """Within it, products of float32 matrices on a GPU are formed in `precision`, and summed up in float32.
+
+    tf32 rounds what is multiplied to ten bits behind the point, as bfloat16 does to seven.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

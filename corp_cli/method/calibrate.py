@@ -215,21 +215,23 @@ def require_tokens(
     """
     for block, found in zip(blocks, statistics, strict=True):
         for group, moments in (("mlp", found.hidden), ("vo", found.head_output)):
-            channels = 0 if moments is None else len(moments.mean)
-            if (
-                moments is None
-                or moments.count >= channels
-                or getattr(compensation, group) not in ("affine", "gauss_newton")
-            ):
-                continue
-            needed = math.ceil(channels * images / moments.count)
-            said = (
-                f"{images} calibration images give {moments.count} tokens for the {channels} channels of {group} in "
-                f"{block.name}; at least {needed} images are needed, and many more are better"
-            )
-            if compensation.ridge == 0:
-                raise CorpError(f"{said}. Give more images, or set compensation.ridge_lambda above 0.")
-            more = 10 * compensation.ridge
-            advice = f" With so few a larger compensation.ridge_lambda may help, such as {more:g}."
-            console.warn(f"{said}.{'' if compensation.ridge_lambda is None else advice}")
-            return
+            if moments and lacks_tokens(block, group, moments.count, images, compensation):
+                return
+
+
+def lacks_tokens(block: Block, group: str, tokens: int, images: int, compensation: CompensationConfig) -> bool:
+    """Whether `tokens` are fewer than the channels of a group, and said so; raises CorpError as `require_tokens`."""
+    channels = block.sizes.mlp if group == "mlp" else block.sizes.heads * block.sizes.vo
+    if tokens >= channels or getattr(compensation, group) not in ("affine", "gauss_newton"):
+        return False
+    needed = math.ceil(channels * images / tokens)
+    said = (
+        f"{images} calibration images give {tokens} tokens for the {channels} channels of {group} in "
+        f"{block.name}; at least {needed} images are needed, and many more are better"
+    )
+    if compensation.ridge == 0:
+        raise CorpError(f"{said}. Give more images, or set compensation.ridge_lambda above 0.")
+    more = 10 * compensation.ridge
+    advice = f" With so few a larger compensation.ridge_lambda may help, such as {more:g}."
+    console.warn(f"{said}.{'' if compensation.ridge_lambda is None else advice}")
+    return True

@@ -145,7 +145,7 @@ def gathered_moments(
     parts = pooled(parts[0]), pooled(parts[1])
     if not all(part.count for part in parts):
         return None
-    both = torch.eye(inputs + outputs).to(parts[0].scatter)
+    both = torch.eye(inputs + outputs, dtype=torch.float64, device=parts[0].scatter.device)
     both[inputs:, :inputs] = start.maps()  # what is left, and what these heads gave
     fitted, others = (transform_moments(part.result(), both) for part in parts)
     return fitted, others

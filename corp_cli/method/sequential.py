@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from corp_cli.config.prune import CompensationConfig, RankerConfig
 from corp_cli.linalg.moments import Moments, select_moments
 from corp_cli.linalg.ridge import refit
-from corp_cli.method.calibrate import require_finite
+from corp_cli.method.calibrate import lacks_tokens, require_finite
 from corp_cli.method.compensate import Errors, GroupError, compensate_mlp, compensate_qk, compensate_vo, only_heads
 from corp_cli.method.fit_mlp import fit_block
 from corp_cli.method.fit_values import fit_values
@@ -39,16 +39,16 @@ from corp_cli.models.streams import sublayers
 from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, on_host
 
+Repaired = tuple[KeptUnits, dict[str, GroupError]]  # of one block: its units that stay, and errors
+
 
 class Progress(Protocol):
     """Where blocks that are done are kept for a run that goes on."""
 
-    def read(self, index: int, block: Block, pruned: nn.Module) -> dict[str, GroupError] | None:
-        """Put a kept block into `pruned` and give its errors; None where none is kept."""
+    def read(self, index: int, block: Block, pruned: nn.Module) -> Repaired | None:
+        """Put a kept block into `pruned` and give what came of it; None where none is kept."""
 
-    def write(
-        self, index: int, block: Block, pruned: nn.Module, dense: nn.Module, errors: dict[str, GroupError]
-    ) -> None:
+    def write(self, index: int, block: Block, pruned: nn.Module, dense: nn.Module, found: Repaired) -> None:
         """Keep a block of `pruned`."""
 
 
@@ -65,7 +65,7 @@ def compensate_sequentially(
     args: RankerArgs,
     progress: Progress | None = None,
     keep_tokens: Keep = on_host,
-) -> tuple[nn.Module, Errors]:
+) -> tuple[nn.Module, tuple[KeptUnits, ...], Errors]:
     """A copy of `dense` cut to `sizes`, each block ranked and compensated on the stream of those before it.
 
     That stream merges merge[i] tokens in block i (none: an empty tuple); the copy does not yet. Blocks that `progress`
@@ -75,18 +75,21 @@ def compensate_sequentially(
     pruned = copy.deepcopy(dense)
     seed = args.generator.initial_seed()
     stream = start_streams(dense, blocks, batches, cfg, seed, keep_tokens)
-    every: list[dict[str, GroupError]] = []
+    every: list[Repaired] = []
+    warned = False
     for i, block in enumerate(console.track(visit(blocks, dense, pruned), "compensate", len(blocks))):
         enter_block(stream, dense, block)
         args = replace(args, block=i)
         attention, mlp = sublayers(dense, block)
         weights = block_weights(dense, block)
         known = progress.read(i, block, pruned) if progress else None
-        errors = known or {}
+        units, errors = known or (KeptUnits(), {})
 
         if known is None and weights.attn is not None:
             statistics, targets = observe_attention(stream, dense, block, attention, cfg)
             require_finite(block, statistics)
+            if statistics.head_output and groups & {"vo", "heads"}:
+                warned = warned or lacks_tokens(block, "vo", statistics.head_output.count, stream.images, cfg)
             choose = partial(chosen, block, sizes[i], groups - {"mlp"}, ranker, args)
             attn, kept, errors = ranks.once(cut_attention, weights.attn, weights, statistics, block, choose, cfg)
             replace_attention(pruned, block, attn)
@@ -94,7 +97,7 @@ def compensate_sequentially(
             joint = joint_moments(stream, cut, observe_cut(stream, cut, targets))
             require_finite(block, BlockStatistics(head_output=joint.every))
             attn, error = refit_attention(stream, pruned, block, attn, joint, kept, targets, cfg, seed + i)
-            errors |= error
+            units, errors = KeptUnits(None, kept), errors | error
             replace_attention(pruned, block, attn)
             del statistics, targets, joint, attn, cut  # there may be no room for both halves of a block at a time
             weights = replace(weights, attn=None)
@@ -110,13 +113,15 @@ def compensate_sequentially(
             sample = Sample(cfg.fit_tokens, seed + i, stream.keep) if fits else None
             joint = joint_moments(stream, mlp, sampled(stream, observe(stream, mlp, cfg), sample))
             require_finite(block, BlockStatistics(hidden=joint.every))
+            if sizes[i].mlp < block.sizes.mlp:
+                warned = warned or lacks_tokens(block, "mlp", joint.every.count, stream.images, cfg)
             refitted, hidden, how = ranks.once(refit_mlp, weights.mlp, joint, fits, cfg)
             del joint  # the largest tensors of the run
             known_size = replace(args, kept=sizes[i], ridge_lambda=how.ridge)
             choose = partial(chosen, block, sizes[i], groups & {"mlp"}, ranker, known_size)
-            refitted, error = ranks.once(cut_mlp, refitted, weights, hidden, choose, how)
+            refitted, channels, error = ranks.once(cut_mlp, refitted, weights, hidden, choose, how)
             del hidden
-            errors |= error
+            units, errors = replace(units, mlp=channels), errors | error
             replace_mlp(pruned, block, refitted)
             if sample and error:
                 fit = fit_block(stream, pruned, block, refitted, sample, how)
@@ -126,9 +131,9 @@ def compensate_sequentially(
         advance_pruned(stream, sublayers(pruned, block)[1])
 
         if known is None and progress:
-            progress.write(i, block, pruned, dense, errors)
-        every.append(errors)
-    return pruned.eval(), tuple(every)
+            progress.write(i, block, pruned, dense, (units, errors))
+        every.append((units, errors))
+    return pruned.eval(), tuple(units for units, _ in every), tuple(errors for _, errors in every)
 
 
 # --- cut and refit --------------------------------------------------------------------------------------------
@@ -185,13 +190,16 @@ def refit_mlp(
 
 def cut_mlp(
     mlp: MlpWeights, weights: BlockWeights, hidden: Moments, choose: Choose, cfg: CompensationConfig
-) -> tuple[MlpWeights, dict[str, GroupError]]:
-    """(`mlp` without the channels that go, the error if any do), by their moments; `mlp` is to be that of `weights`."""
+) -> tuple[MlpWeights, Tensor | None, dict[str, GroupError]]:
+    """(`mlp` without the channels that go, those that stay and the error if any do), by their moments.
+
+    `mlp` is to be that of `weights`.
+    """
     units = choose(replace(weights, mlp=mlp), BlockStatistics(hidden=hidden)).mlp
     if units is None:
-        return mlp, {}
+        return mlp, None, {}
     mlp, error = compensate_mlp(mlp, hidden, units, cfg)
-    return mlp, {"mlp": error}
+    return mlp, units, {"mlp": error}
 
 
 def refit_attention(

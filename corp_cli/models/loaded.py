@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,7 @@ from corp_cli.measure.results import Count
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Block
 from corp_cli.models.counts import count
-from corp_cli.models.loading import load_dense
+from corp_cli.models.loading import load_dense, state_tensors
 from corp_cli.models.spec import Manifest, ModelSpec
 
 
@@ -32,6 +33,11 @@ class LoadedModel:
         """Its blocks, first to last. Raises CorpError where there are none that corp can read."""
         return blocks_of(self.model)
 
+    @cached_property
+    def sha256(self) -> str:
+        """`weights_sha256` of the model as it was when this was first asked."""
+        return weights_sha256(self.model)
+
     @property
     def device(self) -> torch.device:
         """Where its parameters are."""
@@ -40,6 +46,15 @@ class LoadedModel:
     def count(self) -> Count:
         """Parameters and MACs."""
         return count(self.spec, self.manifest.blocks if self.manifest else {})
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of the state dict, in order of name."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state_tensors(model).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
 
 
 def dense_model(cfg: ModelConfig, data: DataConfig | None = None, seed: int = 0) -> LoadedModel:

@@ -15,7 +15,7 @@ from corp_cli.errors import CorpError
 from corp_cli.images.batches import resolve_device
 from corp_cli.images.labels import Head
 from corp_cli.images.sources import ImageSet
-from corp_cli.measure.precision import require_precision
+from corp_cli.measure.precision import require_precision, settled_precision
 from corp_cli.method.memory import Load, has_room_for_streams, load_of, place, settle
 from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.models.preprocess import describe
@@ -23,6 +23,7 @@ from corp_cli.models.streams import cannot_walk, keeps_grid, tokens
 from corp_cli.prepare.images import Images, calibration_images, choose_images, evaluation_images, head_of
 from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, keeper
+from corp_cli.sizes.plan import SizePlan
 from corp_cli.sizes.target import Target, make_target
 from corp_cli.sizes.uniform import check_supported
 
@@ -49,6 +50,12 @@ class Work:
     load: Load  # what its memory follows from
     calibration: CalibrationConfig  # as asked for, where that fits the device
     keep: Keep  # where the tokens of all images wait
+    along: bool  # repaired block by block, each measured and ranked behind those before it
+
+    @property
+    def measured(self) -> bool:
+        """Whether anything is to be known of the dense model as a whole: not where sizes are given, and `along`."""
+        return not (self.along and isinstance(self.target, SizePlan))
 
 
 def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
@@ -74,12 +81,14 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
             "sparsity.latency times the model on the device, and calibration.offload=blocks keeps it off that; use "
             "sparsity.macs or sparsity.params."
         )
+    calibration = replace(calibration, precision=settled_precision(device, calibration.precision))
     keep = keeper(calibration.scratch, device, has_room_for_streams(load, cfg.compensation, calibration, device))
     place(dense, calibration, device)
     require_labels(cfg.gate, images.evaluation.labelled)
     require_objective(names_in(cfg.objective), head, images.evaluation.labelled)
     target = target or make_target(dense, groups, sparsity)
-    return Work(dense, groups, skipped, images, target, sparsity, load, calibration, keep)
+    along = cfg.compensation.propagate == "sequential" and cannot_walk(dense.model) is None
+    return Work(dense, groups, skipped, images, target, sparsity, load, calibration, keep, along)
 
 
 def settled(cfg: PruneConfig, dense: LoadedModel) -> tuple[SparsityConfig, Target | None]:

@@ -58,6 +58,13 @@ class Images:
 
 
 @dataclass(frozen=True)
+class CalibrationImages(Images):
+    """Those of calibration, and in which precision float32 matrices were multiplied."""
+
+    precision: str = "float32"  # or tf32
+
+
+@dataclass(frozen=True)
 class JudgedImages(Images):
     """Images that models were judged on."""
 

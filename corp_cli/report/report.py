@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import PruneConfig
 from corp_cli.config.shareable import shareable
-from corp_cli.files.checkpoint import weights_sha256
 from corp_cli.files.output import REPORT, write_json
 from corp_cli.images.batches import Intake
 from corp_cli.images.sources import ImageSet
@@ -23,7 +22,7 @@ from corp_cli.models.counts import count
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.prepare.work import Work
-from corp_cli.report.parts import Bad, Data, Images, Model
+from corp_cli.report.parts import Bad, CalibrationImages, Data, Images, Model
 from corp_cli.report.schema import (
     DamageCurve,
     Error,
@@ -58,7 +57,7 @@ def model_facts(loaded: LoadedModel) -> Model:
         timm_name=spec.name,
         args=spec.args,
         data=data_of(spec),
-        sha256=weights_sha256(loaded.model),
+        sha256=loaded.sha256,
         dense_sha256=manifest.dense_sha256 if manifest else None,
         **vars(loaded.count()),
     )
@@ -151,7 +150,9 @@ def make_report(
             plan.predicted_speedup,
             [damage_curve(curve, before) for curve in plan.curves],
         ),
-        calibration=image_facts(images.calibration, images.calibrated),
+        calibration=CalibrationImages(
+            **vars(image_facts(images.calibration, images.calibrated)), precision=work.calibration.precision
+        ),
         evaluation=PruneEvaluation(
             **vars(image_facts(images.evaluation, images.evaluated)),
             labelled_images=found.labelled_images,

@@ -13,7 +13,7 @@ from corp_cli.files.output import REPORT
 from corp_cli.measure.redundancy import BlockAnalysis
 from corp_cli.measure.results import Count, Evaluation, File
 from corp_cli.models.blocks import Sizes
-from corp_cli.report.parts import Data, Images, JudgedImages, Model, NamedModel, Throughput
+from corp_cli.report.parts import CalibrationImages, Data, Images, JudgedImages, Model, NamedModel, Throughput
 from corp_cli.runtime.environment import Environment, Memory
 
 SCHEMA_VERSION: Literal[1] = 1  # of all five files
@@ -134,7 +134,7 @@ class Report:
     environment: Environment
     size: Size
     sparsity: Sparsity
-    calibration: Images
+    calibration: CalibrationImages
     evaluation: PruneEvaluation
     throughput: PruneThroughput | None
     blocks: list[PrunedBlock]

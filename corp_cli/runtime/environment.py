@@ -27,6 +27,11 @@ def versions() -> dict[str, str]:
     return {"corp": __version__, "python": platform.python_version(), **{p: version(p) for p in packages}}
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def git_commit(checkout: Path = CHECKOUT) -> str | None:
     """The commit that `checkout` is at, read from its files so that no git is needed; None outside a checkout."""
     git = checkout / ".git"

@@ -65,6 +65,9 @@ def test_a_run_goes_on_from_the_last_block(
         require_same(again[name], tensor)
     assert not (folder / ".resume").exists()
     assert (folder / "plan.yaml").read_text() == (tmp_path / "whole/plan.yaml").read_text()
+    reports = (json.loads((path / "report.json").read_text())["evaluation"] for path in (tmp_path / "whole", folder))
+    first, second = (found["uncompensated"]["kl"] for found in reports)  # of the same units
+    assert first == pytest.approx(second, rel=1e-4)
     assert main(["prune", f"resume={folder}"]) == 2
     assert "holds a run that is done" in capsys.readouterr().err
 
@@ -105,6 +108,16 @@ def test_there_must_be_something_to_go_on_with(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / ".hydra/config.yaml").touch()
     assert main(["prune", "-m", f"resume={tmp_path}"]) == 2
     assert "resume goes on with one run" in capsys.readouterr().err
+
+
+def test_statistics_that_are_sooner_measured_than_written_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "WRITTEN", 1e-3)
+    interrupt_at(monkeypatch, sequential, "sampled", 2)
+    assert main(["prune", *BUDGET, f"hydra.run.dir={tmp_path}/run"]) == 130
+    kept = {path.name.rpartition("-")[0] for path in (tmp_path / "run/.resume").glob("*.safetensors")}
+    assert kept == {"block-000", "curves"}
 
 
 def test_without_room_for_it_a_run_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,10 @@ from torch import nn
 import corp_cli
 from corp_cli import CorpError, load_config, load_pruned, prune, save_pruned
 from corp_cli.cli import main as cli
-from corp_cli.files.checkpoint import carried_manifest, carry_manifest, weights_sha256
+from corp_cli.files.checkpoint import carried_manifest, carry_manifest
 from corp_cli.files.manifest import read_manifest
 from corp_cli.models.bundled import BUNDLED, BundledModel
+from corp_cli.models.loaded import weights_sha256
 from tests.support.variants import build, logits, require_same
 
 X = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import timm
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
 
 from corp_cli.config.images import EvaluationConfig
 from corp_cli.errors import CorpError
@@ -218,3 +221,10 @@ def test_broken_files_of_labels_are_refused(tmp_path: Path, name: str, content: 
 )
 def test_accuracy_near_chance_is_doubted(top1: float, images: int, num_classes: int, warned: bool) -> None:
     assert (near_chance(top1, images, num_classes) is not None) == warned
+
+
+@given(st.integers(10, 5000), st.integers(1, 1000), st.data())
+def test_what_guessing_gives_is_what_it_gives_in_999_of_1000(images: int, classes: int, data: st.DataObject) -> None:
+    most = int(binom.ppf(0.999, images, 1 / classes))
+    hits = min(images, max(0, most + data.draw(st.integers(-3, 3))))
+    assert (near_chance(100 * hits / images, images, classes) is not None) == (hits <= most)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from torch import Tensor, nn
 
 from corp_cli.errors import CorpError
@@ -22,12 +23,13 @@ def of(logits: Tensor, labels: Tensor, reference: Tensor | None = None) -> Runni
     return running
 
 
-def test_wilson_against_the_closed_form() -> None:
-    """(p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n) for 830 of 1000."""
-    low, high = wilson(830, 1000)
-    assert (low, high) == pytest.approx((80.5466, 85.2008), abs=1e-4)
-    assert wilson(0, 10)[0] == 0
-    assert wilson(10, 10)[1] == 100
+@given(st.integers(1, 10**6), st.data())
+def test_wilson_as_scipy_has_it(of: int, data: st.DataObject) -> None:
+    hits = data.draw(st.integers(0, of))
+    wanted = binomtest(hits, of).proportion_ci(0.95, method="wilson")
+    assert wilson(hits, of) == pytest.approx((100 * wanted.low, 100 * wanted.high), abs=1e-9)
+    assert wilson(0, of)[0] == 0
+    assert wilson(of, of)[1] == 100
 
 
 @given(st.integers(1, 200), st.data())

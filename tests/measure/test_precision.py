@@ -14,7 +14,7 @@ from corp_cli.cli.main import main
 from corp_cli.config.checkpoints import ExportConfig
 from corp_cli.errors import CorpError
 from corp_cli.measure.judge import measure
-from corp_cli.measure.precision import require_precision
+from corp_cli.measure.precision import products, require_precision, settled_precision
 from corp_cli.measure.timing import throughput
 
 CPU = torch.device("cpu")
@@ -116,3 +116,37 @@ def test_files_are_compared_in_float32() -> None:
 
     with pytest.raises(CorpError, match=r"leave out evaluation\.precision=float16, and see dtype"):
         ExportConfig(checkpoint="a", evaluation=EvaluationConfig(precision="float16"))
+
+
+# --- calibration.precision -------------------------------------------------------------------------------------
+
+
+def test_products_are_in_tf32_for_a_while() -> None:
+    before = torch.get_float32_matmul_precision()
+    with products("tf32"):
+        assert torch.get_float32_matmul_precision() == "high"
+        with products("float32"):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "high"
+    with pytest.raises(ZeroDivisionError), products("tf32"):
+        raise ZeroDivisionError
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_cpu_has_no_tf32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert settled_precision(CPU, "auto") == settled_precision(CPU, "float32") == "float32"
+    argv = ["prune", "sparsity.joint=0.5", "device=cpu", "calibration.precision=tf32", f"hydra.run.dir={tmp_path}/run"]
+    assert main(argv) == 2
+    assert "calibration.precision=tf32 is for NVIDIA GPUs since Ampere" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("capability", "auto"), [((7, 5), "float32"), ((8, 0), "tf32"), ((9, 0), "tf32")])
+def test_auto_is_what_the_gpu_has(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], auto: str) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu = torch.device("cuda")
+    assert settled_precision(gpu, "auto") == auto
+    assert settled_precision(gpu, "float32") == "float32"
+    if auto == "float32":
+        with pytest.raises(CorpError, match="since Ampere"):
+            settled_precision(gpu, "tf32")

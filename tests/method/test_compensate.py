@@ -8,12 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from corp_cli.config.prune import CompensationConfig
+from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
 from corp_cli.linalg.logits import missing_logits
-from corp_cli.method.compensate import compensate_mlp, compensate_qk, compensate_vo
+from corp_cli.method.calibrate import calibrate
+from corp_cli.method.compensate import compensate, compensate_mlp, compensate_qk, compensate_vo, only
+from corp_cli.method.keep import keep
+from corp_cli.method.rank import RankerArgs, rank
 from corp_cli.method.statistics import LogitStatistics
+from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import AttentionWeights, MlpWeights
+from corp_cli.sizes.uniform import check_supported, uniform_sizes
 from tests.linalg.test_linalg import correlated, moments_of, normal
+from tests.support import variants
+from tests.support.variants import logits
 
 N, WIDTH, HEADS, D = 60, 8, 3, 5
 X = correlated(1, N, WIDTH)
@@ -145,3 +152,19 @@ def test_masks_scale_the_heads_and_channels_that_stay() -> None:
     factors = torch.linalg.lstsq(design, goal[:, None]).solution[:, 0]
     torch.testing.assert_close(cut.fc2, mlp.fc2[:, kept] * factors)
     assert cut.fc2_bias is None
+
+
+@pytest.mark.parametrize("variant", ["deit", "swiglu", "vit_no_qkv_bias", "swin"])
+def test_what_stays_alone_is_what_compensation_by_nothing_leaves(variant: str) -> None:
+    model, x = variants.build(variant), variants.images(variant)
+    blocks, ranker = blocks_of(model), RankerConfig(mlp="activation")
+    sparsity = SparsityConfig(mlp=0.5, qk=0.5, vo=0.25, heads=0.5 if variant == "deit" else 0.0)
+    groups, _ = check_supported(blocks, sparsity)
+    statistics = calibrate(model, blocks, [x], groups)
+    scores = rank(model, blocks, statistics, groups, ranker, RankerArgs.seeded(0, 1e-3))
+    sizes = [uniform_sizes(block, groups, sparsity) for block in blocks]
+    kept = tuple(keep(*each) for each in zip(scores, blocks, sizes, strict=True))
+    nothing = CompensationConfig(mlp="none", qk="none", vo="none")
+    wanted, _ = compensate(model, blocks, statistics, kept, nothing)
+    torch.testing.assert_close(logits(only(model, blocks, kept), x), logits(wanted, x))
+    assert not torch.allclose(logits(wanted, x), logits(model, x))

@@ -223,13 +223,11 @@ def test_one_that_dies_ends_the_run_in_one_sentence(
 
 
 def test_a_run_that_died_goes_on(tmp_path: Path) -> None:
-    """With the statistics and the block that it had, and in the folder that it began in."""
-    argv = ["prune", *UNTIMED, "sparsity.joint=0.5"]
+    """With the statistics, the curves and the block that it had, and in the folder that it began in."""
+    argv = ["prune", *UNTIMED, "sparsity.macs=0.4", "sparsity.curve_images=8"]
     corp_of(2, tmp_path, *argv, "hydra.run.dir=run", before=lambda own: in_block(2, killed) if own == 1 else None)
-    assert [path.name[:9] for path in sorted((tmp_path / "run/.resume").glob("*.safetensors"))] == [
-        "block-000",
-        "statistic",
-    ]
+    kept = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "run/.resume").glob("*.safetensors"))
+    assert kept == ["block-000", "curves", "statistics"]
     resumed = corp_of(2, tmp_path, "prune", "resume=run")
     whole = corp(tmp_path, *argv, "hydra.run.dir=whole")
     assert [outcome.code for outcome in (*resumed, whole)] == [0, 0, 0], said(resumed)

@@ -200,7 +200,7 @@ def repaired(model: nn.Module, x: Tensor, plan: SizePlan, cfg: PruneConfig) -> n
     blocks, groups = blocks_of(model), frozenset({"mlp", "qk", "vo"})
     args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge)
     images, how = x.split(32), cfg.compensation
-    pruned, _ = compensate_sequentially(model, blocks, plan.sizes, plan.merge, groups, images, cfg.ranker, how, args)
+    pruned, _, _ = compensate_sequentially(model, blocks, plan.sizes, plan.merge, groups, images, cfg.ranker, how, args)
     spare_tokens(pruned, plan.merge, plan.updated_tokens)
     return pruned
 

@@ -31,7 +31,10 @@ def repaired(
     sizes = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
     images = x.split(batch)
     if cfg.propagate == "sequential":
-        return compensate_sequentially(model, blocks, sizes, (), groups, images, ranker, cfg, args, None, keep)
+        pruned, _, errors = compensate_sequentially(
+            model, blocks, sizes, (), groups, images, ranker, cfg, args, None, keep
+        )
+        return pruned, errors
     statistics = calibrate(model, blocks, images, groups, keep)
     scores = rank(model, blocks, statistics, groups, ranker, args, None)
     kept = tuple(keep_units(*each) for each in zip(scores, blocks, sizes, strict=True))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -29,6 +30,8 @@ from corp_cli.models.blocks import GROUPS, Block
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.runtime import console, ranks
 from corp_cli.sizes.curves import Curve
+
+WRITTEN = 4e8  # bytes a second, with their checksum
 
 
 class Keyed(Protocol):
@@ -61,22 +64,32 @@ class Cache:
 
 
 def opened(
-    cache: Cache, asked: str | None, dense: LoadedModel, images: tuple[ImageSet, ...], groups: frozenset[str]
+    cache: Cache,
+    asked: str | None,
+    dense: LoadedModel,
+    images: tuple[ImageSet, ...],
+    groups: frozenset[str],
+    precision: str,
 ) -> Cache:
-    """`cache` for a run that prunes `groups` of `dense` by `images`; where `asked` is given, that is the shared one."""
+    """`cache` for a run that prunes `groups` of `dense` by `images` in `precision`; `asked`, where given, is the shared
+    one."""
     shared = expand(asked) if asked else cache.shared
     own = cache.own if cache.own and has_room(cache.own, dense.blocks) else None
     if shared is None and own is None:
         return Cache()
-    return Cache(shared, own, statistics_key(dense, images, groups))
+    return Cache(shared, own, statistics_key(dense, images, groups, precision))
 
 
 def has_room(folder: Path, blocks: tuple[Block, ...]) -> bool:
     """Whether the disk takes twice what the statistics of `blocks` take: a run that has no room goes on without."""
-    widths = [(b.sizes.mlp, b.sizes.heads * b.sizes.vo, b.sizes.heads * b.sizes.qk) for b in blocks]
-    needed = 8 * sum(mlp**2 + vo**2 + 3 * qk**2 for mlp, vo, qk in widths)
     existing = next(part for part in (folder, *folder.absolute().parents) if part.exists())
-    return shutil.disk_usage(existing).free > 2 * needed
+    return shutil.disk_usage(existing).free > 2 * bytes_of(blocks)
+
+
+def bytes_of(blocks: tuple[Block, ...]) -> int:
+    """What the statistics of `blocks` take at most."""
+    widths = [(b.sizes.mlp, b.sizes.heads * b.sizes.vo, b.sizes.heads, b.sizes.qk) for b in blocks]
+    return 8 * sum(mlp**2 + vo**2 + 3 * heads * qk**2 for mlp, vo, heads, qk in widths)
 
 
 def cached_statistics(
@@ -103,7 +116,10 @@ def cached_statistics(
             warn_unread(intake)
             console.err().print(f"corp: statistics of {found.good} images read from {path}", style="dim", markup=False)
             return of_groups(found.statistics, cache.key["groups"])
+        begin = time.perf_counter()
         statistics = measure()
+        if cache.shared is None and bytes_of(dense.blocks) / WRITTEN > time.perf_counter() - begin:
+            return statistics  # a run that goes on would measure anew in the time that this one would take to write
         keep(cache, lambda: write_statistics(Measured(cache.key, statistics, intake.good, intake.bad), own))
     return statistics
 

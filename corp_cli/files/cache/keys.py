@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from corp_cli.files.cache.statistics import field_names
-from corp_cli.files.checkpoint import weights_sha256
 from corp_cli.files.kept import Key
 from corp_cli.images.sources import ImageSet
 from corp_cli.method.statistics import BlockStatistics
@@ -40,10 +39,11 @@ def images_sha256(*sets: ImageSet) -> str:
     return digest.hexdigest()
 
 
-def statistics_key(dense: LoadedModel, images: Iterable[ImageSet], groups: Iterable[str]) -> Key:
+def statistics_key(dense: LoadedModel, images: Iterable[ImageSet], groups: Iterable[str], precision: str) -> Key:
     """What statistics depend on, by name; batch size and device only round differently and are left out."""
     return {
-        "weights": weights_sha256(dense.model),
+        **({} if precision == "float32" else {"precision": precision}),
+        "weights": dense.sha256,
         "images": images_sha256(*images),
         "transform": json.dumps(dense.spec.data, sort_keys=True),
         "groups": ",".join(sorted(groups)),

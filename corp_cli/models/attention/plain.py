@@ -44,7 +44,7 @@ class PrunedAttention(nn.Module):
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, N, D] → q, k [B, H, N, dq], normed where the attention does so, and v [B, H, N, dv]."""
-        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in self.project(x))
+        q, k, v = (t.view(*t.shape[:2], self.num_heads, -1).transpose(1, 2) for t in self.project(x))
         return self.q_norm(q), self.k_norm(k), v
 
     def attend(
@@ -66,7 +66,9 @@ class PrunedAttention(nn.Module):
             dropout_p=self.attn_drop.p if self.training else 0.0,
             is_causal=is_causal,
             scale=self.scale,
-        )[..., : self.v_dim]
+        )
+        if out.shape[-1] > self.v_dim:
+            out = out[..., : self.v_dim]
         out = self.norm(out.transpose(1, 2).flatten(2))
         projected: Tensor = self.proj_drop(self.proj(out))
         return projected
