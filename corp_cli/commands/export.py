@@ -41,7 +41,8 @@ CPU = torch.device("cpu")
 
 def images_of(cfg: ExportConfig, source: LoadedModel) -> ImageSet:
     """The images asked for, or those of a bundled model or of one pruned from it; else noise."""
-    path = cfg.evaluation.path or bundled_images(source.spec)
+    bundled = bundled_model(source.spec)
+    path = cfg.evaluation.path or (str(bundled.evaluation) if bundled else None)
     if path is None:
         return random_images(source.spec.data["input_size"], cfg.seed)
     return asked_images(cfg.evaluation, path, head_of(source.model), cfg.seed)
@@ -65,12 +66,6 @@ def ranges_of(cfg: ExportConfig, source: LoadedModel) -> ImageSet:
             "calibration.path to a folder of some, or take int8=dynamic, which needs none."
         )
     return choose(images, ranges.num_images, cfg.seed)[0]
-
-
-def bundled_images(spec: ModelSpec) -> str | None:
-    """The evaluation images of the bundled model with this architecture and preprocessing."""
-    found = bundled_model(spec)
-    return str(found.evaluation) if found else None
 
 
 def bundled_model(spec: ModelSpec) -> BundledModel | None:

@@ -53,7 +53,6 @@ class Rates:
     width: int  # of each
     batch: int  # images in the passes that were timed
     host_mib: float
-    device_mib: float | None  # on CUDA
 
 
 def measure_rates(work: Work, cfg: CalibrationConfig) -> Rates:
@@ -72,8 +71,8 @@ def measure_rates(work: Work, cfg: CalibrationConfig) -> Rates:
     calibrate = min(seconds(lambda: sums.add(images), dense.device) for _ in range(2))
     with torch.inference_mode():
         stream = tokens(dense.model, image)
-    count, width, peak = stream.numel() // stream.shape[-1], stream.shape[-1], peak_memory_mib(dense.device)
-    return Rates(whole / size, calibrate / size, read, count, width, size, peak.host, peak.device)
+    count, width = stream.numel() // stream.shape[-1], stream.shape[-1]
+    return Rates(whole / size, calibrate / size, read, count, width, size, peak_memory_mib(dense.device).host)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:

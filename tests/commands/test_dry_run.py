@@ -33,7 +33,7 @@ QUICK = [
     "evaluation.num_workers=0",
     "evaluation.throughput_batches=0",
 ]
-RATES = Rates(forward=1.0, calibrate=2.0, read=0.0, tokens=17, width=96, batch=32, host_mib=500.0, device_mib=None)
+RATES = Rates(forward=1.0, calibrate=2.0, read=0.0, tokens=17, width=96, batch=32, host_mib=500.0)
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +216,7 @@ def test_seconds_follow_images_stages_and_rates(
     more = seconds("calibration.num_images=128", "compensation.propagate=none")
     assert more["calibrate"] == pytest.approx(2 * at_once["calibrate"])
     assert at_once["compensate"] == 0
-    rates(Rates(0.0, 0.0, 2.0, 17, 96, 32, 500.0, None))
+    rates(Rates(0.0, 0.0, 2.0, 17, 96, 32, 500.0))
     monkeypatch.setattr(estimate, "measure_solves", lambda *args: probes.Solves(5.0, 2.0, 3.0))
     found = seconds()
     assert found["calibrate"] == found["rank"] == 0  # of a dense model that nothing is to be known of
@@ -282,7 +282,7 @@ def test_reading_and_computing_share_the_cores_of_a_cpu(monkeypatch: pytest.Monk
     files = type("Files", (), {"items": (Path("a.png"),)})()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    rates = Rates(1.0, 2.0, 1.0, 17, 96, 32, 500.0, None)
+    rates = Rates(1.0, 2.0, 1.0, 17, 96, 32, 500.0)
     assert estimate.feed(1.0, images.calibration, rates, 4, torch.device("cpu")) == 2.0  # tensors need no workers
     assert estimate.feed(1.0, files, rates, 0, torch.device("cpu")) == 2.0
     assert estimate.feed(1.0, files, rates, 2, torch.device("cpu")) == 1.5

@@ -302,11 +302,11 @@ def test_choices_that_do_not_go_together(args: dict[str, Any], said: str) -> Non
 
 
 def test_bundled_images_are_found_by_what_the_model_takes() -> None:
-    from corp_cli.commands.export import bundled_images
+    from corp_cli.commands.export import bundled_model
 
     digits = BUNDLED["vit_digits"]
-    assert bundled_images(ModelSpec(digits.timm_name, {}, digits.data)) == str(digits.evaluation)
-    assert bundled_images(ModelSpec(digits.timm_name, {}, {**digits.data, "mean": [0.4]})) is None
+    assert bundled_model(ModelSpec(digits.timm_name, {}, digits.data)) is digits
+    assert bundled_model(ModelSpec(digits.timm_name, {}, {**digits.data, "mean": [0.4]})) is None
 
 
 def test_the_guide_shows_what_is_said(
