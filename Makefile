@@ -9,8 +9,9 @@ SOURCES := corp_cli scripts tests
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
+# Threads that wait soon sleep, where libgomp would let them spin: other programs may need the cores.
 demo: $(VENV)/.demo  ## set up, then prune the bundled vision transformer on the bundled images
-	$(BIN)/corp prune
+	GOMP_SPINCOUNT=1000 $(BIN)/corp prune
 
 test: $(VENV)/.dev  ## set up, then run all tests but the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal -m "not slow"
