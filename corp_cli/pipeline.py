@@ -22,7 +22,8 @@ from corp_cli.files.output import PLAN, clear_results, require_room, size_in_byt
 from corp_cli.measure.judge import Findings, judge
 from corp_cli.measure.precision import products
 from corp_cli.method.calibrate import calibrate, require_tokens
-from corp_cli.method.compensate import Errors, compensate, only
+from corp_cli.method.compensate import Errors, compensate
+from corp_cli.method.cut import only
 from corp_cli.method.fit_one_shot import fit_every_block, refits
 from corp_cli.method.keep import KeptUnits, keep
 from corp_cli.method.optin import Losses, trajectory_losses, trajectory_scores

@@ -11,7 +11,8 @@ from torch import Tensor
 from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
 from corp_cli.linalg.logits import missing_logits
 from corp_cli.method.calibrate import calibrate
-from corp_cli.method.compensate import compensate, compensate_mlp, compensate_qk, compensate_vo, only
+from corp_cli.method.compensate import compensate, compensate_mlp, compensate_qk, compensate_vo
+from corp_cli.method.cut import only
 from corp_cli.method.keep import keep
 from corp_cli.method.rank import RankerArgs, rank
 from corp_cli.method.statistics import LogitStatistics
