@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,9 +52,12 @@ def products(precision: str) -> Iterator[None]:
 
     tf32 rounds what is multiplied to ten bits behind the point, as bfloat16 does to seven.
     """
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    matmul: Any = torch.backends.cuda.matmul
+    newer = hasattr(matmul, "fp32_precision")  # since torch 2.9, where the older switch fails once this one was used
+    name = "fp32_precision" if newer else "allow_tf32"
+    before, rounds = getattr(matmul, name), precision == "tf32"
+    setattr(matmul, name, ("tf32" if rounds else "ieee") if newer else rounds)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        setattr(matmul, name, before)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from corp_cli.cli.main import main
 from corp_cli.config.checkpoints import ExportConfig
 from corp_cli.errors import CorpError
 from corp_cli.measure.judge import measure
-from corp_cli.measure.precision import products, require_precision, settled_precision
+from corp_cli.measure.precision import require_precision, settled_precision
 from corp_cli.measure.timing import throughput
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
 
 
 class Probe(nn.Module):
@@ -121,16 +124,42 @@ def test_files_are_compared_in_float32() -> None:
 # --- calibration.precision -------------------------------------------------------------------------------------
 
 
-def test_products_are_in_tf32_for_a_while() -> None:
-    before = torch.get_float32_matmul_precision()
+def set_by(api: str, tf32: bool) -> None:
+    """Let a user say so, by the older or the newer switch of torch."""
+    if api == "older":
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    elif hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # since torch 2.9
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
+
+
+SWITCHES = """
+import sys, torch, pytest
+from corp_cli.measure.precision import products
+from tests.measure.test_precision import set_by
+
+def allowed():
+    matmul = torch.backends.cuda.matmul
+    return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+
+for api, users in [("none", False), ("older", True), ("older", False), ("newer", True), ("newer", False)]:
+    if api != "none":
+        set_by(api, users)
     with products("tf32"):
-        assert torch.get_float32_matmul_precision() == "high"
+        assert allowed()
         with products("float32"):
-            assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.get_float32_matmul_precision() == "high"
+            assert not allowed()
+        assert allowed()
     with pytest.raises(ZeroDivisionError), products("tf32"):
         raise ZeroDivisionError
-    assert torch.get_float32_matmul_precision() == before
+    if api != "newer" or hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        assert allowed() == users, (api, users)
+"""
+
+
+def test_products_are_in_tf32_for_a_while_whatever_the_user_set() -> None:
+    """In a process of its own: the switches are those of the whole process, and cannot all be put back."""
+    run = subprocess.run([sys.executable, "-c", SWITCHES], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
 
 
 def test_a_cpu_has_no_tf32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
