@@ -12,6 +12,8 @@ from corp_cli.config.prune import PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import readers
 from corp_cli.images.sources import ImageSet
+from corp_cli.measure.precision import products
+from corp_cli.measure.timing import ENOUGH, WARM_UP
 from corp_cli.method.memory import DOUBLE, FLOAT, Need, activations, most, needs, statistics_bytes
 from corp_cli.method.optin import COPIES, units_of
 from corp_cli.models.blocks import Sizes
@@ -31,7 +33,7 @@ def expected_seconds(work: Work, cfg: PruneConfig) -> dict[str, float]:
     """Seconds of the long stages, by their names in the report, from short runs; none where these cannot be done."""
     try:
         with plain_memory_errors():
-            return stage_seconds(work, cfg, likely_sizes(work), measure_rates(work, cfg.calibration))
+            return stage_seconds(work, cfg, likely_sizes(work), measure_rates(work, work.calibration))
     except CorpError:  # if that is in the way of the run too, the run says so
         return {}
 
@@ -46,7 +48,8 @@ def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates:
     """Seconds of the long stages, by their names in the report; `sizes` are those asked for, or near the budget."""
     images, device, solves = work.images.calibration, work.dense.device, measure_solves(work, cfg, rates.width)
     left, f, workers = share(work, sizes), rates.forward, readers(cfg.calibration.num_workers)
-    fit, values = fit_seconds(work, cfg, sizes, rates), value_seconds(work, cfg, sizes, rates)
+    with products(work.calibration.precision):
+        fit, values = fit_seconds(work, cfg, sizes, rates), value_seconds(work, cfg, sizes, rates)
     compensate = fit + values
     if not work.along:
         compensate += solves.compensate
@@ -60,8 +63,9 @@ def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates:
         compensate += len(images) * (again + rates.calibrate + (1 + (3 if fit else 2) * left) * f)
         compensate += (2 if fit else 1) * solves.refit + solves.rank + solves.compensate
     judged, evaluation = work.images.evaluation, cfg.evaluation
-    three = feed((1 + 2 * left) * f, judged, rates, readers(evaluation.num_workers), device)
-    timed = (evaluation.throughput_batches + 1) * min(evaluation.batch_size, len(judged)) * (1 + left) * f
+    three = feed((1 + 2 * left) * rates.judged, judged, rates, readers(evaluation.num_workers), device)
+    turn = min(evaluation.batch_size, len(judged)) * (1 + left) * rates.judged
+    timed = min((evaluation.throughput_batches + 1) * turn, max(ENOUGH + turn, (WARM_UP + 3) * turn))
     curves = curve_seconds(work, cfg.sparsity, work.target, rates, solves) if isinstance(work.target, Budget) else 0.0
     return {
         "calibrate": len(images) * feed(rates.calibrate, images, rates, workers, device) if work.measured else 0.0,

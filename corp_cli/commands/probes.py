@@ -17,6 +17,7 @@ from corp_cli.linalg.gauss_newton import Layers, Tokens, gauss_newton
 from corp_cli.linalg.moments import RunningMoments, select_moments
 from corp_cli.linalg.reduced_rank import HeadMaps, sweep
 from corp_cli.linalg.ridge import refit
+from corp_cli.measure.precision import products
 from corp_cli.measure.timing import pass_seconds, synchronize
 from corp_cli.method.calibrate import Calibration, accumulation_device
 from corp_cli.method.compensate import compensate_mlp
@@ -46,7 +47,8 @@ ROWS = 256  # and of that of values
 class Rates:
     """What this machine takes: seconds for one image, memory so far."""
 
-    forward: float  # through the dense model
+    forward: float  # through the dense model, in calibration.precision
+    judged: float  # the same in float32, as models are judged
     calibrate: float  # the same, with all statistics
     read: float  # to decode and prepare it, in one process
     tokens: int  # at the first block, for one image
@@ -66,13 +68,19 @@ def measure_rates(work: Work, cfg: CalibrationConfig) -> Rates:
     alone = min(pass_seconds({"dense": dense.model}, image, 3)["dense"])
     size = max(1, min(cfg.batch_size, int(PASS_SECONDS / alone)))
     images = image.repeat(size, 1, 1, 1)
-    whole = median(pass_seconds({"dense": dense.model}, images, PASSES, MAX_SECONDS)["dense"])
+
+    def passes() -> float:
+        return median(pass_seconds({"dense": dense.model}, images, PASSES, MAX_SECONDS)["dense"]) / size
+
     sums = Calibration(dense.model, dense.blocks, work.groups)
-    calibrate = min(seconds(lambda: sums.add(images), dense.device) for _ in range(2))
+    with products(cfg.precision):
+        forward = passes()
+        calibrate = min(seconds(lambda: sums.add(images), dense.device) for _ in range(2)) / size
+    judged = forward if cfg.precision == "float32" else passes()
     with torch.inference_mode():
         stream = tokens(dense.model, image)
     count, width = stream.numel() // stream.shape[-1], stream.shape[-1]
-    return Rates(whole / size, calibrate / size, read, count, width, size, peak_memory_mib(dense.device).host)
+    return Rates(forward, judged, calibrate, read, count, width, size, peak_memory_mib(dense.device).host)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:

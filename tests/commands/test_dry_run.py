@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from corp_cli.commands.probes import Rates
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.cache.cache import Cache
+from corp_cli.measure.timing import pass_seconds
 from corp_cli.method.fit_mlp import ROUNDS
 from corp_cli.pipeline import prune
 from corp_cli.prepare.work import prepare
@@ -33,7 +36,7 @@ QUICK = [
     "evaluation.num_workers=0",
     "evaluation.throughput_batches=0",
 ]
-RATES = Rates(forward=1.0, calibrate=2.0, read=0.0, tokens=17, width=96, batch=32, host_mib=500.0)
+RATES = Rates(forward=1.0, judged=1.0, calibrate=2.0, read=0.0, tokens=17, width=96, batch=32, host_mib=500.0)
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +219,7 @@ def test_seconds_follow_images_stages_and_rates(
     more = seconds("calibration.num_images=128", "compensation.propagate=none")
     assert more["calibrate"] == pytest.approx(2 * at_once["calibrate"])
     assert at_once["compensate"] == 0
-    rates(Rates(0.0, 0.0, 2.0, 17, 96, 32, 500.0))
+    rates(Rates(0.0, 0.0, 0.0, 2.0, 17, 96, 32, 500.0))
     monkeypatch.setattr(estimate, "measure_solves", lambda *args: probes.Solves(5.0, 2.0, 3.0))
     found = seconds()
     assert found["calibrate"] == found["rank"] == 0  # of a dense model that nothing is to be known of
@@ -225,6 +228,41 @@ def test_seconds_follow_images_stages_and_rates(
     assert at_once["calibrate"] == pytest.approx(64 * 2.0)
     assert at_once["rank"] == 5.0
     assert at_once["compensate"] == 2
+
+
+def test_judging_has_a_rate_of_its_own_and_timing_ends(rates: Callable[[Rates], None]) -> None:
+    """In float32, whatever calibration multiplies in; of slow models four turns are timed at most, of fast ones 3 s."""
+    before = seconds()
+    rates(replace(RATES, judged=3.0))
+    found = seconds()
+    assert found["evaluate"] == pytest.approx(3 * before["evaluate"])
+    assert all(found[name] == before[name] for name in ("calibrate", "rank", "plan", "compensate"))
+    many = seconds("evaluation.throughput_batches=1000")["evaluate"]
+    assert many == seconds("evaluation.throughput_batches=3")["evaluate"]
+    assert many > seconds("evaluation.throughput_batches=2")["evaluate"] > found["evaluate"]
+    rates(replace(RATES, judged=1e-4))
+    assert 3 < seconds("evaluation.throughput_batches=1000")["evaluate"] < 3.1
+
+
+def test_rates_of_calibration_are_taken_in_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[str] = []
+    cfg = load_config(*QUICK)
+    work, timed = prepare(cfg), pass_seconds
+
+    @contextmanager
+    def entered(precision: str) -> Iterator[None]:
+        inside.append(precision)
+        yield
+        inside.append("left")
+
+    def passed(*args: Any) -> Any:
+        inside.append("passes")
+        return timed(*args)
+
+    monkeypatch.setattr(probes, "products", entered)
+    monkeypatch.setattr(probes, "pass_seconds", passed)
+    probes.measure_rates(work, replace(work.calibration, precision="tf32"))
+    assert inside == ["passes", "tf32", "passes", "left", "passes"]
 
 
 def test_solves_are_extrapolated_to_the_widths_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +287,7 @@ def test_solves_are_extrapolated_to_the_widths_of_the_model(monkeypatch: pytest.
 def test_what_this_machine_takes_is_measured() -> None:
     work, cfg = prepare(load_config(*QUICK)), load_config(*QUICK)
     found = vars(probes.solve_seconds(work, cfg, 32, 96)) | vars(probes.measure_rates(work, cfg.calibration))
-    assert all(found[name] > 0 for name in ("rank", "compensate", "refit", "forward", "calibrate", "read"))
+    assert all(found[name] > 0 for name in ("rank", "compensate", "refit", "forward", "judged", "calibrate", "read"))
     assert (found["tokens"], found["width"]) == (17, 96)
 
 
@@ -282,7 +320,7 @@ def test_reading_and_computing_share_the_cores_of_a_cpu(monkeypatch: pytest.Monk
     files = type("Files", (), {"items": (Path("a.png"),)})()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    rates = Rates(1.0, 2.0, 1.0, 17, 96, 32, 500.0)
+    rates = Rates(1.0, 1.0, 2.0, 1.0, 17, 96, 32, 500.0)
     assert estimate.feed(1.0, images.calibration, rates, 4, torch.device("cpu")) == 2.0  # tensors need no workers
     assert estimate.feed(1.0, files, rates, 0, torch.device("cpu")) == 2.0
     assert estimate.feed(1.0, files, rates, 2, torch.device("cpu")) == 1.5
