@@ -32,6 +32,7 @@ from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.statistics import Statistics
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.offload import bring_together
+from corp_cli.models.plain_block import put_plain_blocks
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
 from corp_cli.prepare.batches import calibration_batches, curve_batches, first_batch, tracked_batches
@@ -117,6 +118,7 @@ def prune(
             uncompensated = only(dense, blocks, kept)
             for model in (uncompensated, pruned):
                 spare_tokens(model, plan.merge, plan.updated_tokens)
+                put_plain_blocks(model)
     with watch("evaluate"):
         models = {"dense": dense, "uncompensated": uncompensated, "pruned": pruned}
         found, probe = halving_batches(lambda c: examine(models, work, c), cfg.evaluation, "evaluation")

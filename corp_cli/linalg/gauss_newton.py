@@ -25,7 +25,8 @@ CHUNK = 2**12  # tokens at a time: bounds what is held besides the tokens and th
 STEPS = 8  # of the bidiagonalisation
 SIZES = (1.0, 0.5, 0.25)  # of the step, until the error falls
 FLOOR = 1.0  # of variances in the whitening, in means of those above 0: what z hardly does makes weights round badly
-LEAST_GAIN = 1e-3  # of the held-out error, for which a round is worth it
+LEAST_GAIN = 1e-3  # of the held-out error, for which a round is taken
+ENOUGH = 1e-2  # of it: a round that gains less is the last, since the next one gains less again
 
 
 @dataclass(frozen=True)
@@ -74,21 +75,27 @@ def gauss_newton(
     """`start` after up to `rounds` rounds, each with the λ of `ridges` that is best on `held_out`, and what they gave.
 
     A round moves W and then solves B and b in closed form, with a ridge towards what they are. It is taken only where
-    the error on `fitted` falls and that on `held_out` falls with it, so that a layer that would overfit stays.
+    the error on `fitted` falls and that on `held_out` falls with it, so that a layer that would overfit stays. After the
+    first round only the λ taken last and its neighbours are tried.
     """
     layers, taken = start, []
     first = now = error(start, units, fitted), error(start, units, held_out)
     for _ in range(rounds):
+        last = ridges.index(taken[-1]) if taken else None
+        tried = ridges if last is None else ridges[max(0, last - 1) : last + 2]
         found = [
             (error(moved, units, held_out), on_fitted, ridge, moved)
-            for ridge, step in zip(ridges, steps_of(layers, units, fitted, ridges), strict=True)
+            for ridge, step in zip(tried, steps_of(layers, units, fitted, tried), strict=True)
             for on_fitted, moved in [downhill(layers, step, units, fitted, now[0], ridge_lambda)]
         ]
         on_held_out, on_fitted, ridge, moved = min(found, key=lambda one: one[0])
         if not on_held_out < (1 - LEAST_GAIN) * now[1] or not on_fitted < now[0]:
             break
+        gained = 1 - on_held_out / now[1]
         layers, now = moved, (on_fitted, on_held_out)
         taken.append(ridge)
+        if gained < ENOUGH:
+            break
     return layers, Fit(len(taken), tuple(taken), (first[0], now[0]), (first[1], now[1]))
 
 
@@ -148,56 +155,62 @@ def solve_second(layers: Layers, units: Units, tokens: Tokens, ridge_lambda: flo
 
 @dataclass(frozen=True)
 class Linearised:
-    """A: Δ' → √w ∘ ((Σ_p φ'_p ∘ z'Δ'_pᵀ) Bᵀ), less its mean, on whitened z' [n, D] and scaled rows Δ' [P, d, D]."""
+    """A: Δ' → (I - rrᵀ) (Σ_p S_p ∘ z'Δ'_pᵀ) Bᵀ on whitened z' [n, D] and scaled rows Δ' [P, d, D].
+
+    r = √w takes the weighted mean away: b is solved afterwards, so that constants do not count.
+    """
 
     z: Tensor
-    slopes: Tensor  # [P, n, d], over the scale of their unit
+    slopes: Tensor  # S [P, n, d]: φ'_p, rows times √w, over the scale of their unit
     second: Tensor
-    root: Tensor  # √w [n, 1], of norm 1
+    root: Tensor  # r [n], of norm 1
     residual: Tensor  # [n, O], as what A gives
     back: Tensor  # [D, D], (C + FLOOR mean(diag C) I)^-½ with C = E[zzᵀ]: Δ = Δ' back / scale
     scale: Tensor  # [P, d, 1]; infinite where a unit does not reach y
 
-    def apply(self, step: Tensor) -> Tensor:
-        """AΔ' [n, O]."""
-        out = torch.empty_like(self.residual)
-        for start in range(0, len(out), CHUNK):
-            rows = slice(start, start + CHUNK)
-            change = torch.einsum("nD,pdD->pnd", self.z[rows], step)
-            out[rows] = (change * self.slopes[:, rows]).sum(0) @ self.second.T
-        return centred(out * self.root, self.root)
+    def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Rows that are worked on together, and room for two values of each of their units."""
+        count, width = self.slopes.shape[1:]
+        room = self.z.new_empty(2, min(CHUNK, count), width)
+        for start in range(0, count, CHUNK):
+            rows = slice(start, min(start + CHUNK, count))
+            yield rows, *room[:, : rows.stop - rows.start]
 
-    def adjoint(self, out: Tensor) -> Tensor:
-        """Aᵀu [P, d, D]."""
-        out = centred(out, self.root) * self.root
-        step = self.slopes.new_zeros(len(self.slopes), self.slopes.shape[2], self.z.shape[1])
-        for start in range(0, len(out), CHUNK):
-            rows = slice(start, start + CHUNK)
-            change = (out[rows] @ self.second) * self.slopes[:, rows]
-            step += torch.einsum("pnd,nD->pdD", change, self.z[rows])
+    def apply(self, step: Tensor, u: Tensor, share: float) -> None:
+        """u ← AΔ' - `share` u, for a u [n, O] that A could give, in its place: memory is slower than arithmetic."""
+        for rows, change, one in self.chunks():
+            torch.mm(self.z[rows], step[0].T, out=change).mul_(self.slopes[0, rows])
+            for part in range(1, len(step)):
+                torch.mm(self.z[rows], step[part].T, out=one)
+                change.addcmul_(one, self.slopes[part, rows])
+            u[rows].addmm_(change, self.second.T, beta=-share)
+        u.addr_(self.root, self.root @ u, alpha=-1)
+
+    def adjoint(self, u: Tensor) -> Tensor:
+        """Aᵀu [P, d, D], for a u [n, O] that A could give."""
+        step = u.new_zeros(len(self.slopes), self.slopes.shape[2], self.z.shape[1])
+        for rows, reach, one in self.chunks():
+            torch.mm(u[rows], self.second, out=reach)
+            for part, slopes in zip(step, self.slopes, strict=True):
+                part.addmm_(torch.mul(reach, slopes[rows], out=one).T, self.z[rows])
         return step
-
-
-def centred(out: Tensor, root: Tensor) -> Tensor:
-    """`out`, rows times √w, less its weighted mean: b is solved afterwards, so that constants do not count."""
-    return out - root * (root.flatten() @ out)
 
 
 def linearise(layers: Layers, units: Units, tokens: Tokens) -> Linearised:
     """The problem at `layers`."""
     parts, width, _ = layers.first.shape
-    slopes = tokens.z.new_empty(parts, len(tokens.z), width)
+    slopes, root = tokens.z.new_empty(parts, len(tokens.z), width), tokens.weights.sqrt()
     residual = torch.empty_like(tokens.y)
     for rows in tokens.chunks():
-        z, root = tokens.z[rows], tokens.weights[rows].sqrt()[:, None]
-        values, slopes[:, rows] = with_slopes(units, pre_activations(layers, z))
-        residual[rows] = (tokens.y[rows] - values @ layers.second.T - layers.bias) * root
+        values, found = with_slopes(units, pre_activations(layers, tokens.z[rows]))
+        slopes[:, rows] = found * root[rows, None]
+        residual[rows] = (tokens.y[rows] - values @ layers.second.T - layers.bias) * root[rows, None]
+    residual.addr_(root, root @ residual, alpha=-1)
     z, white = tokens.whitened
-    reach = torch.einsum("n,pnd->pd", tokens.weights, slopes.square()).sqrt() * layers.second.norm(dim=0)
+    reach = slopes.norm(dim=1) * layers.second.norm(dim=0)
     scale = torch.where(reach > 0, reach, torch.inf)[..., None]
     slopes /= scale.mT
-    root = tokens.weights.sqrt()[:, None]
-    return Linearised(z, slopes, layers.second, root, centred(residual, root), white, scale)
+    return Linearised(z, slopes, layers.second, root, residual, white, scale)
 
 
 def steps_of(
@@ -220,11 +233,11 @@ def steps_of(
 
 def bidiagonalise(problem: Linearised, steps: int) -> tuple[Tensor, Tensor, float]:
     """(V [k, P, d, D], L [k + 1, k] float64, ‖R‖) with AV = UL and R = ‖R‖ u₁; k < `steps` where that is all."""
-    norm = float(problem.residual.norm())
+    u = problem.residual.clone()  # times the β that comes with it: one pass less over all tokens
+    norm = beta = float(u.norm())
     diagonal: list[float] = []
     below: list[float] = []
-    u = problem.residual / norm if norm > 0 else problem.residual
-    v = problem.adjoint(u)
+    v = problem.adjoint(u) / (norm or 1.0)
     least = torch.finfo(v.dtype).eps * float(v.norm())
     V = v.new_empty(steps, *v.shape)
     while len(diagonal) < steps:
@@ -236,14 +249,13 @@ def bidiagonalise(problem: Linearised, steps: int) -> tuple[Tensor, Tensor, floa
             break
         v = v / alpha
         V[len(diagonal)] = v
-        u = problem.apply(v) - alpha * u
+        problem.apply(v, u, alpha / beta)
         beta = float(u.norm())
         diagonal.append(alpha)
         below.append(beta)
         if not beta > least:
             break
-        u = u / beta
-        v = problem.adjoint(u) - beta * v
+        v = problem.adjoint(u) / beta - beta * v
     L = torch.zeros(len(diagonal) + 1, len(diagonal), dtype=torch.float64, device=u.device)
     L.diagonal()[:] = torch.tensor(diagonal, dtype=torch.float64)
     L[1:].diagonal()[:] = torch.tensor(below, dtype=torch.float64)

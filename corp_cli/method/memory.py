@@ -27,6 +27,7 @@ from corp_cli.runtime.memory import free_host_memory, free_memory
 FLOAT, DOUBLE = 4, 8
 SCATTERED = 1.2  # memory that allocators take, for what is in use
 TWICE = 2  # a copy of the rows at hand
+MOST_DECODED = 2**31  # of decoded calibration images, some 14000 at 224 x 224; more are decoded anew for every pass
 
 
 @dataclass(frozen=True)
@@ -130,22 +131,23 @@ def needs(load: Load, how: CompensationConfig, cfg: CalibrationConfig) -> dict[s
     sums, largest = (statistics_bytes(load, blocks) for blocks in (load.blocks, load.blocks[:1]))
     sequential, refits = how.propagate != "none", how.mlp == "gauss_newton" or how.vo == "reduced_rank"
     seen, stream = activations(load, batch), load.images * load.tokens * load.width * FLOAT
-    streams = 0 if cfg.scratch else stream
+    streams, pixels = 0 if cfg.scratch else stream, load.images * load.pixels
+    decoded = pixels if pixels <= MOST_DECODED else 0
     kept = streams * (4 if sequential else 3 if refits else 0)  # dense and pruned, and targets of both halves
     repair = working_set(load, how, batch) if sequential or refits else load.of_block * DOUBLE + TWICE * largest
     if cfg.offload == "blocks":
         one, rest = load.parameters * load.bytes_each, load.parameters - depth * load.of_block
         at_hand = (3 * rest + 2 * load.of_block) * FLOAT
         return {
-            "calibrate": Need(one + sums + streams, at_hand + TWICE * largest + seen),
-            "compensate": Need(3 * one + sums + kept, at_hand + repair),
-            "evaluate": Need(3 * one + sums, at_hand + seen),
+            "calibrate": Need(one + sums + streams + decoded, at_hand + TWICE * largest + seen),
+            "compensate": Need(3 * one + sums + kept + decoded, at_hand + repair),
+            "evaluate": Need(3 * one + sums + decoded, at_hand + seen),
         }
     one = load.parameters * FLOAT
     return {
-        "calibrate": Need(0, one + TWICE * sums + seen),
-        "compensate": Need(kept, 3 * one + sums + repair),
-        "evaluate": Need(0, 3 * one + sums + seen),
+        "calibrate": Need(decoded, one + TWICE * sums + seen),
+        "compensate": Need(kept + decoded, 3 * one + sums + repair),
+        "evaluate": Need(decoded, 3 * one + sums + seen),
     }
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from corp_cli.models.adapter import blocks_of, resize_attention, resize_mlp
 from corp_cli.models.attention.plain import PrunedAttention
 from corp_cli.models.blocks import Block
+from corp_cli.models.plain_block import put_plain_blocks
 from corp_cli.models.spec import AttentionSizes, MlpSizes, PrunedSizes
 from corp_cli.models.token_block import TokenBlock, put_token_block
 
@@ -54,3 +55,4 @@ def resize(dense: nn.Module, sizes: dict[str, PrunedSizes]) -> None:
             resize_attention(dense, block, new.attn)
         if new.tokens is not None or new.merge is not None:
             put_token_block(dense, block, new.merge or 0, new.tokens, block == blocks[-1])
+    put_plain_blocks(dense)

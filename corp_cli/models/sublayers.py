@@ -13,6 +13,7 @@ from timm.models import beit, eva, swin_transformer, swin_transformer_v2, vision
 from torch import Tensor, nn
 
 from corp_cli.linalg.merging import size_bias
+from corp_cli.models.plain_block import PlainBlock
 
 Function = Callable[..., Tensor]
 
@@ -147,6 +148,7 @@ def _windows(size: tuple[int, int], shift: tuple[int, int]) -> tuple[Function, F
 
 SUBLAYERS: dict[type[nn.Module], Callable[[Any, dict[str, Any]], Pair]] = {
     vision_transformer.Block: _plain,
+    PlainBlock: _plain,
     vision_transformer.ResPostBlock: _post_normed,
     eva.EvaBlock: _scaled,
     eva.EvaBlockPostNorm: _post_normed,

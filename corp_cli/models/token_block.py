@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.models.vision_transformer import Block as TimmBlock
 from torch import Tensor, cat, nn
 
 from corp_cli.linalg.merging import merge_tokens, size_bias
@@ -12,12 +11,13 @@ from corp_cli.models.adapter import block_weights, blocks_of, put_module, replac
 from corp_cli.models.attention.plain import PlainAttention
 from corp_cli.models.blocks import Block
 from corp_cli.models.offload import hand_over
+from corp_cli.models.plain_block import PlainBlock, added, is_plain
 from corp_cli.models.streams import read_tokens
 
 LEAST_TOKENS = 0.125  # of the patches, this fraction is not merged away
 
 
-class TokenBlock(nn.Module):
+class TokenBlock(PlainBlock):
     """A block of timm that merges `merge` tokens behind its attention, or updates only the first `updated_tokens`.
 
     Once tokens were merged the stream is [B, N, D + 1] until the block that is `last`: its last channel holds how many
@@ -29,15 +29,10 @@ class TokenBlock(nn.Module):
 
     def __init__(self, block: nn.Module, prefix: int, merge: int, updated_tokens: int | None, last: bool) -> None:
         """Takes over the modules of `block`, whose attention is a PlainAttention."""
-        super().__init__()
-        self.norm1, attn, self.ls1, self.drop_path1 = map(block.get_submodule, ("norm1", "attn", "ls1", "drop_path1"))
-        self.norm2, self.mlp, self.ls2, self.drop_path2 = map(
-            block.get_submodule, ("norm2", "mlp", "ls2", "drop_path2")
-        )
-        assert isinstance(attn, PlainAttention)
-        self.attn, self.prefix, self.merge, self.last = attn, prefix, merge, last
-        self.updated_tokens = updated_tokens
-        attn.updated_tokens = updated_tokens
+        super().__init__(block)
+        assert isinstance(self.attn, PlainAttention)
+        self.prefix, self.merge, self.last = prefix, merge, last
+        self.updated_tokens = self.attn.updated_tokens = updated_tokens
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x [B, N, D] or [B, N, D + 1] → [B, N - merge, D or D + 1]."""
@@ -49,11 +44,11 @@ class TokenBlock(nn.Module):
         q, k, v = self.attn.heads(self.norm1(x))
         count = x.shape[1] if self.updated_tokens is None else self.updated_tokens
         read, others = x[:, :count], x[:, count:]
-        read = read + self.drop_path1(self.ls1(self.attn.attend(q, k, v, attn_mask, is_causal)))
+        read = added(read, self.attn.attend(q, k, v, attn_mask, is_causal), self.ls1, self.drop_path1)
         if self.merge > 0:
             sizes = x.new_ones(*x.shape[:2], 1) if sizes is None else sizes
             read, sizes = merge_tokens(read, k.mean(1), sizes, self.prefix, self.merge)
-        read = read + self.drop_path2(self.ls2(self.mlp(self.norm2(read))))
+        read = added(read, self.mlp(self.norm2(read)), self.ls2, self.drop_path2)
         x = cat([read, others], 1)
         return x if sizes is None or self.last else cat([x, sizes], -1)
 
@@ -65,7 +60,7 @@ class TokenBlock(nn.Module):
 def needed_tokens(model: nn.Module) -> int:
     """How many leading tokens the last block must update for the head; 0: all, or the block is not one to split."""
     last = blocks_of(model)[-1]
-    plain = type(model.get_submodule(last.name)) is TimmBlock
+    plain = is_plain(model.get_submodule(last.name))
     return read_tokens(model) if plain and last.sizes.heads > 0 else 0
 
 
@@ -84,7 +79,7 @@ def all_tokens(model: nn.Module) -> int:
 def most_merged(model: nn.Module) -> int:
     """How many tokens may be merged: of a model of plain blocks only, whose head reads nothing but leading tokens."""
     blocks = blocks_of(model)
-    plain = all(type(model.get_submodule(b.name)) is TimmBlock and b.sizes.heads > 0 for b in blocks)
+    plain = all(is_plain(model.get_submodule(b.name)) and b.sizes.heads > 0 for b in blocks)
     plain = plain and len(blocks) > 1  # the last merges none
     patches: Any = getattr(model.get_submodule("patch_embed"), "num_patches", None) if plain else None
     return int((1 - LEAST_TOKENS) * patches) if patches and read_tokens(model) > 0 else 0

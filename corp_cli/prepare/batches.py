@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,38 +12,61 @@ from corp_cli.config.images import CalibrationConfig, EvaluationConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import Intake, Transform, batches, choose, own_batches, require_good
 from corp_cli.images.sources import ImageSet
+from corp_cli.method.memory import MOST_DECODED
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.preprocess import eval_transform
 from corp_cli.models.spec import ModelSpec
-from corp_cli.prepare.images import Images
+from corp_cli.prepare.images import Decoded, Images
 from corp_cli.runtime import console, ranks
 
+Scale = Callable[[Tensor], Tensor]
 
-def transform_for(images: ImageSet, spec: ModelSpec) -> Transform | None:
-    """What prepares `images` for the model; None where they are prepared. Raises CorpError as eval_transform does."""
-    return None if images.prepared else eval_transform(spec.data)
+
+def preparation(images: ImageSet, spec: ModelSpec) -> tuple[Transform | None, Scale]:
+    """(what makes pixels of one of `images`, what makes of a batch of them, on its device, what the model takes).
+
+    Of images that are prepared both are nothing to do. Raises CorpError as eval_transform does.
+    """
+    if images.prepared:
+        return None, lambda pixels: pixels
+    transform = eval_transform(spec.data)
+    return transform.pixels, transform.scaled
 
 
 def calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
     """Preprocessed calibration images, with a progress bar; spares take the places of those that cannot be read.
 
-    Of several processes each has its own part of the images.
+    They are decoded once, where there is room to keep them. Of several processes each has its own part of the images.
     """
-    total = len(ranks.part(len(images.calibration)))
-    yield from console.track(_calibration_batches(images, dense, cfg, seed), "calibrate", total, cfg.batch_size)
-    require_good(images.calibrated)
+    total, again = len(ranks.part(len(images.calibration))), images.decoded.whole
+    _, scaled = preparation(images.calibration, dense.spec)
+    found = _kept(images.decoded, cfg) if again else _calibration_batches(images, dense, cfg, seed)
+    for pixels in console.track(found, "calibrate", total, cfg.batch_size):
+        yield scaled(pixels.to(dense.device, non_blocking=True))
+    if not again:
+        require_good(images.calibrated)
+
+
+def _kept(decoded: Decoded, cfg: CalibrationConfig) -> Iterator[Tensor]:
+    for batch in decoded.batches:
+        yield from batch.split(cfg.batch_size)
 
 
 def _calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
     images.calibrated.restart()
+    images.decoded.restart()
     chosen, spares, wanted = images.calibration, images.spares, len(images.calibration)
-    transform, device, own = transform_for(chosen, dense.spec), dense.device, ranks.part(wanted)
+    own, room = ranks.part(wanted), MOST_DECODED
+    transform, _ = preparation(chosen, dense.spec)
     while len(chosen):
-        pin, intake = device.type == "cuda", images.calibrated
+        pin, intake = dense.device.type == "cuda", images.calibrated
         for pixels, _ in own_batches(chosen, own, transform, cfg.batch_size, cfg.num_workers, pin, intake):
-            yield pixels.to(device, non_blocking=True)
+            room -= pixels.nbytes
+            images.decoded.take(pixels, room >= 0 and transform is not None)
+            yield pixels
         chosen, spares = choose(spares, wanted - intake.good, seed)
         own = ranks.at_the_end(len(chosen))
+    images.decoded.whole = bool(images.decoded.batches)
 
 
 def curve_batches(
@@ -52,9 +75,9 @@ def curve_batches(
     """The first `count` of the calibration images that can be read, preprocessed."""
     few, _ = choose(images.calibration, count, seed)
     intake = Intake(few.source, "", len(few))  # calibration has judged the bad ones
-    transform = transform_for(few, dense.spec)
+    transform, scaled = preparation(few, dense.spec)
     for pixels, _ in batches(few, transform, cfg.batch_size, cfg.num_workers, intake=intake):
-        yield pixels.to(dense.device)
+        yield scaled(pixels.to(dense.device))
     if intake.good == 0:
         raise CorpError(f"None of the {len(few)} images for damage curves can be read; raise sparsity.curve_images.")
 
@@ -64,8 +87,9 @@ def range_batches(
 ) -> Iterator[Tensor]:
     """Preprocessed images on the host, for static int8; those that cannot be read are left out."""
     intake.restart()
-    for pixels, _ in batches(images, transform_for(images, spec), cfg.batch_size, cfg.num_workers, intake=intake):
-        yield pixels
+    transform, scaled = preparation(images, spec)
+    for pixels, _ in batches(images, transform, cfg.batch_size, cfg.num_workers, intake=intake):
+        yield scaled(pixels)
     require_good(intake)
 
 
@@ -77,16 +101,17 @@ def tracked_batches(
     Of several processes each has its own part of the images.
     """
     intake.restart()
-    transform, size, own = transform_for(images, spec), cfg.batch_size, ranks.part(len(images))
+    (transform, scaled), size, own = preparation(images, spec), cfg.batch_size, ranks.part(len(images))
     found = own_batches(images, own, transform, size, cfg.num_workers, device.type == "cuda", intake)
     for pixels, labels in console.track(found, "evaluate", len(own), size):
-        yield pixels.to(device, non_blocking=True), labels.to(device)
+        yield scaled(pixels.to(device, non_blocking=True)), labels.to(device)
     require_good(intake)
 
 
 def first_batch(images: ImageSet, count: int, spec: ModelSpec, device: torch.device) -> Tensor:
     """The first up to `count` images that can be read, on the device."""
     intake = Intake(images.source, "", len(images))
-    for pixels, _ in batches(images, transform_for(images, spec), count, 0, intake=intake):
-        return pixels.to(device)
+    transform, scaled = preparation(images, spec)
+    for pixels, _ in batches(images, transform, count, 0, intake=intake):
+        return scaled(pixels.to(device))
     raise CorpError(f"{images.source} holds no image that can be read, first {intake.bad[0]}; give other images.")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from corp_cli.config.analyze import AnalyzeConfig
 from corp_cli.config.export import RangesConfig
@@ -22,6 +22,25 @@ from corp_cli.runtime import console
 HELD_OUT_IMAGES = 1024  # judged when no evaluation set is named
 
 
+@dataclass
+class Decoded:
+    """Pixels of calibration images from a first pass over them, batch by batch, for the next; `whole` once all are."""
+
+    batches: list[Tensor] = field(default_factory=list)
+    whole: bool = False
+
+    def restart(self) -> None:
+        """Forget them."""
+        self.batches, self.whole = [], False
+
+    def take(self, pixels: Tensor, room: bool) -> None:
+        """One more batch; without room for it, none is worth keeping."""
+        if room:
+            self.batches.append(pixels)
+        else:
+            self.batches.clear()
+
+
 @dataclass(frozen=True)
 class Images:
     """The images that a run calibrates on and judges by, and what came of reading them."""
@@ -32,6 +51,7 @@ class Images:
     held_out: bool  # no evaluation image was calibrated on
     calibrated: Intake
     evaluated: Intake
+    decoded: Decoded = field(default_factory=Decoded)
 
 
 def choose_images(everything: ImageSet, judged: ImageSet | None, cfg: PruneConfig, head: Head) -> Images:

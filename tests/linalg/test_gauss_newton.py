@@ -87,7 +87,11 @@ def test_the_adjoint_is_that_of_the_map() -> None:
     layers, tokens = problem(2, 2)
     made = linearise(layers, UNITS["gated silu"][1], tokens)
     step, out = normal(3, 2, 6, 5), normal(4, 60, 3)
-    assert float((made.apply(step) * out).sum()) == pytest.approx(float((step * made.adjoint(out)).sum()), rel=1e-10)
+    before, out = made.residual.clone(), out - made.root[:, None] * (made.root @ out)  # as A gives it
+    made.apply(step, before, 0.5)
+    there = before + 0.5 * made.residual
+    assert float((there * out).sum()) == pytest.approx(float((step * made.adjoint(out)).sum()), rel=1e-10)
+    torch.testing.assert_close(made.root @ there, torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 def fit(layers: Layers, units: Units, fitted: Tokens, held_out: Tokens, **how: Any) -> tuple[Layers, Any]:
