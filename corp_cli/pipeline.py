@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
@@ -24,7 +25,7 @@ from corp_cli.measure.precision import products
 from corp_cli.method.calibrate import calibrate, require_tokens
 from corp_cli.method.compensate import Errors, compensate
 from corp_cli.method.cut import only
-from corp_cli.method.fit_one_shot import fit_every_block, refits
+from corp_cli.method.fit_one_shot import TRIAL_IMAGES, fit_every_block, left_by_refit, refits
 from corp_cli.method.keep import KeptUnits, keep
 from corp_cli.method.optin import Losses, trajectory_losses, trajectory_scores
 from corp_cli.method.rank import RankerArgs, Scores, rank
@@ -36,7 +37,7 @@ from corp_cli.models.plain_block import put_plain_blocks
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
 from corp_cli.prepare.batches import calibration_batches, curve_batches, first_batch, tracked_batches
-from corp_cli.prepare.images import warn_near_chance
+from corp_cli.prepare.images import some, warn_near_chance
 from corp_cli.prepare.work import Given, Work, prepare
 from corp_cli.report.page.page import write_page
 from corp_cli.report.report import make_report, write_report
@@ -46,7 +47,7 @@ from corp_cli.report.track import require_trackers, track
 from corp_cli.runtime import ranks
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches
-from corp_cli.sizes.curves import Curve, damage_curves
+from corp_cli.sizes.curves import Curve, damage_curves, refitted
 from corp_cli.sizes.plan import MeasureCurves, SizePlan, choose_sizes
 from corp_cli.sizes.plan_file import plan_text
 
@@ -194,17 +195,21 @@ def curves_of(
 ) -> MeasureCurves:
     """Damage curves as a budget asks for them: from the cache, or measured on some of the calibration images."""
     dense, count, settings = work.dense, cfg.sparsity.curve_images, cfg.compensation
+    fits = settings.mlp == "gauss_newton" and "mlp" in work.groups and not cannot_walk(dense.model)
+    trial = functools.cache(lambda: left_of(work, cfg, statistics, scores)) if fits else lambda: ()
 
     def curves(context: tuple[Sizes, ...], anchors: tuple[float, ...], wanted: list[tuple[int, str]]) -> list[Curve]:
         def measure() -> list[Curve]:
             batches = list(curve_batches(work.images, dense, count, work.calibration, cfg.seed))
-            return damage_curves(
+            found = damage_curves(
                 dense.model, dense.blocks, statistics, scores, context, anchors, wanted, batches, settings
             )
+            return refitted(found, trial())
 
         parts = {
             "ranker": asdict(cfg.ranker),
             "compensation": {key: getattr(settings, key) for key in ("mlp", "qk", "vo", "ridge")},
+            **({"refit": [TRIAL_IMAGES, asdict(settings)]} if fits else {}),
             "images": [count, cfg.seed],
             "context": [asdict(sizes) for sizes in context],
             "anchors": anchors,
@@ -213,6 +218,17 @@ def curves_of(
         return cached_curves(cache, parts, measure)
 
     return curves
+
+
+def left_of(work: Work, cfg: PruneConfig, statistics: Statistics, scores: tuple[Scores, ...]) -> tuple[float, ...]:
+    """What the refit of every MLP leaves of its error, tried on some of the calibration images."""
+    dense, how = work.dense, cfg.compensation
+
+    def measure(c: CalibrationConfig) -> tuple[float, ...]:
+        batches = calibration_batches(some(work.images, TRIAL_IMAGES, cfg.seed), dense, c, cfg.seed)
+        return left_by_refit(dense.model, dense.blocks, statistics, scores, batches, how, cfg.seed, work.keep)
+
+    return halving_batches(measure, work.calibration, "calibration")
 
 
 def compensate_at_once(

@@ -14,6 +14,7 @@ from corp_cli.images.batches import readers
 from corp_cli.images.sources import ImageSet
 from corp_cli.measure.precision import products
 from corp_cli.measure.timing import ENOUGH, WARM_UP
+from corp_cli.method.fit_one_shot import TRIAL_IMAGES, TRIAL_TOKENS
 from corp_cli.method.memory import DOUBLE, FLOAT, Need, activations, most, needs, statistics_bytes
 from corp_cli.method.optin import COPIES, units_of
 from corp_cli.models.blocks import Sizes
@@ -24,7 +25,7 @@ from corp_cli.runtime.scratch import on_device
 from corp_cli.sizes.budget import Budget, matching_fraction, uniform
 from corp_cli.sizes.costs import cost_of
 from corp_cli.sizes.curves import ANCHORS, MERGED
-from corp_cli.sizes.plan import context_fraction
+from corp_cli.sizes.plan import contexts
 
 MIB = 2**20
 
@@ -67,6 +68,9 @@ def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates:
     turn = min(evaluation.batch_size, len(judged)) * (1 + left) * rates.judged
     timed = min((evaluation.throughput_batches + 1) * turn, max(ENOUGH + turn, (WARM_UP + 3) * turn))
     curves = curve_seconds(work, cfg.sparsity, work.target, rates, solves) if isinstance(work.target, Budget) else 0.0
+    if curves and fit:  # tried before sizes are chosen
+        tried = min(TRIAL_IMAGES, len(images))
+        curves += tried * (rates.read + 4 * f) + fit * min(1.0, TRIAL_TOKENS / cfg.compensation.fit_tokens)
     return {
         "calibrate": len(images) * feed(rates.calibrate, images, rates, workers, device) if work.measured else 0.0,
         "rank": (solves.rank if work.measured else 0.0) + masked_seconds(work, cfg, rates),
@@ -86,7 +90,7 @@ def masked_seconds(work: Work, cfg: PruneConfig, rates: Rates) -> float:
 def curve_seconds(work: Work, cfg: SparsityConfig, target: Budget, rates: Rates, solves: Solves) -> float:
     """Of every group of every block: the dense size and the anchors, each through the blocks from there on.
 
-    Where tokens may be merged, counts of tokens in every block but the last as well, and nothing is cut around them. A
+    In every context; where tokens may be merged, counts of tokens in every block but the last as well. A
     bound from above: what is the context itself is measured once. Nothing is measured where scores choose.
     """
     if target.search == "scores":
@@ -95,10 +99,11 @@ def curve_seconds(work: Work, cfg: SparsityConfig, target: Budget, rates: Rates,
     passes = (1 + anchors) * sum((depth - block) / depth for block, _ in target.wanted())
     if target.token_costs:
         passes += (1 + len(MERGED)) * sum((depth - block) / depth for block in range(depth - 1))
-    around = share(work, uniform(target, context_fraction(target)))
-    images = min(cfg.curve_images, len(work.images.calibration))
-    each = rates.read + (2 + around * passes) * rates.forward
-    return cfg.rounds * (images * each + solves.rank + (1 + anchors) * solves.compensate)
+    images, fractions = min(cfg.curve_images, len(work.images.calibration)), contexts(target)
+    around = [share(work, uniform(target, fraction)) for fraction in fractions]
+    around += [around[-1]] * (cfg.rounds - 1)
+    each = sum(rates.read + (2 + left * passes) * rates.forward for left in around)
+    return images * each + len(around) * (solves.rank + (1 + anchors) * solves.compensate)
 
 
 def share(work: Work, sizes: tuple[Sizes, ...], kind: str = "macs") -> float:

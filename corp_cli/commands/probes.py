@@ -141,7 +141,7 @@ def solve_seconds(work: Work, cfg: PruneConfig, width: int, outputs: int) -> Sol
 def fit_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> float:
     """Of the refit of every MLP that is cut: one round on random tokens of the widest, by what is to be fitted.
 
-    A bound from above: images kept aside may end it before the last round.
+    Images kept aside end it before the last round in most layers: half of the rounds are counted.
     """
     dense, how = work.dense, cfg.compensation
     cut = [new.mlp for new, block in zip(sizes, dense.blocks, strict=True) if new.mlp < block.sizes.mlp]
@@ -163,7 +163,7 @@ def fit_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: R
     one = min(
         seconds(lambda: gauss_newton(layers, act, seen, seen, FIT_RIDGES, 1, how.ridge), dense.device) for _ in "ab"
     )
-    return one * ROUNDS * count / few * sum(cut) / units
+    return one * ROUNDS / 2 * count / few * sum(cut) / units
 
 
 def value_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from corp_cli.config.shareable import shareable
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import place, runs_of, scratch, write_files
 from corp_cli.export.parity import compare
-from corp_cli.files.checkpoint import difference_of, load_pruned, write_checkpoint
+from corp_cli.files.checkpoint import counts_of, difference_of, load_pruned, write_checkpoint
 from corp_cli.files.output import CHECKPOINT
 from corp_cli.files.shards import checkpoint_files
 from corp_cli.images.batches import choose
@@ -41,7 +41,8 @@ def make_manifest(dense: LoadedModel, pruned: nn.Module, cfg: PruneConfig) -> Ma
     for key in ("cache", "offload", "scratch"):  # the same weights with and without
         del recipe["calibration"][key]
     sizes = pruned_sizes(pruned, dense.model)
-    return Manifest(dense.spec, sizes, shareable(recipe, cfg), dense.sha256, versions())
+    manifest = Manifest(dense.spec, sizes, shareable(recipe, cfg), dense.sha256, versions())
+    return replace(manifest, counts=counts_of(manifest))
 
 
 def export(pruned: nn.Module, manifest: Manifest, output_dir: Path, probe: Tensor) -> Path:

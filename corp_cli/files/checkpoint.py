@@ -19,7 +19,7 @@ from corp_cli.files.fetch import fetched
 from corp_cli.files.manifest import FORMAT, read_manifest
 from corp_cli.files.tensors import SHARD_BYTES, save_parts, stored
 from corp_cli.models.adapter import blocks_of
-from corp_cli.models.counts import count
+from corp_cli.models.counts import counted
 from corp_cli.models.live import unwrapped
 from corp_cli.models.loaded import LoadedModel, weights_sha256
 from corp_cli.models.loading import filled, parameters, require_finite, skeleton, state_tensors
@@ -37,8 +37,8 @@ def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path, shard_byt
 
     Raises CorpError if it cannot be written.
     """
-    pruned = manifest.pruned_sha256 or weights_sha256(model)
-    manifest = replace(manifest, format_version=FORMAT_VERSION, counts=counts_of(manifest), pruned_sha256=pruned)
+    pruned, counts = manifest.pruned_sha256 or weights_sha256(model), manifest.counts or counts_of(manifest)
+    manifest = replace(manifest, format_version=FORMAT_VERSION, counts=counts, pruned_sha256=pruned)
     try:
         save_parts(state_tensors(model), path, FORMAT, manifest.to_json(), shard_bytes)
     except (OSError, SafetensorError) as error:
@@ -48,9 +48,9 @@ def write_checkpoint(model: nn.Module, manifest: Manifest, path: Path, shard_byt
 def counts_of(manifest: Manifest) -> Counts:
     """What follows from the shapes of the model that `manifest` describes, dense and pruned."""
     model = skeleton(manifest.model)
-    blocks = {block.name: block.sizes for block in blocks_of(model)}
+    dense, blocks = counted(model, manifest.model), {block.name: block.sizes for block in blocks_of(model)}
     cut(model, manifest.blocks)
-    return Counts(count(manifest.model, {}), count(manifest.model, manifest.blocks), blocks)
+    return Counts(dense, counted(model, manifest.model), blocks)
 
 
 def cut(model: nn.Module, sizes: dict[str, PrunedSizes]) -> None:
@@ -99,7 +99,8 @@ def save_pruned(model: nn.Module, path: str | os.PathLike[str]) -> None:
             "prune_model, prune or load_pruned gave, or use torch.save."
         )
     spec = manifest.model
-    manifest = replace(manifest, model=replace(spec, args={**spec.args, "num_classes": inner.num_classes}))
+    spec = replace(spec, args={**spec.args, "num_classes": inner.num_classes})
+    manifest = replace(manifest, model=spec, counts=None)  # which follow from it
     with building(path, manifest):
         plain = skeleton(manifest.model)
         cut(plain, manifest.blocks)

@@ -75,10 +75,10 @@ def gauss_newton(
     """`start` after up to `rounds` rounds, each with the λ of `ridges` that is best on `held_out`, and what they gave.
 
     A round moves W and then solves B and b in closed form, with a ridge towards what they are. It is taken only where
-    the error on `fitted` falls and that on `held_out` falls with it, so that a layer that would overfit stays. After the
-    first round only the λ taken last and its neighbours are tried.
+    the error on `fitted` falls and that on `held_out` falls with it, so that a layer that would overfit stays. From the
+    second on only the λ taken last and its neighbours are tried.
     """
-    layers, taken = start, []
+    layers, taken = start, list[float]()
     first = now = error(start, units, fitted), error(start, units, held_out)
     for _ in range(rounds):
         last = ridges.index(taken[-1]) if taken else None

@@ -78,28 +78,30 @@ class RunningMoments:
 
     Every batch is centred on its own mean before its products are formed, and batches are joined by the pairwise
     update of Chan, Golub and LeVeque (1979): no cancellation where means are large beside deviations, and the
-    result does not depend on how the stream was cut into batches (but for rounding).
+    result does not depend on how the stream was cut into batches (but for rounding). Weights are summed up where they
+    are: a GPU need not be waited for.
     """
 
     def __init__(self, dim: int, device: torch.device) -> None:
         self.count = 0
-        self.weight = 0.0
+        self.weight = torch.zeros((), dtype=torch.float64, device=device)
         self.mean = torch.zeros(dim, dtype=torch.float64, device=device)
         self.scatter = torch.zeros(dim, dim, dtype=torch.float64, device=device)
 
     def add(self, x: Tensor, weights: Tensor | None = None) -> None:
         """Take in the rows of x [n, d], each counted `weights` [n] times (once where not given)."""
         if weights is None:
-            added, mean = float(x.shape[0]), x.mean(0)
+            added, mean = self.weight.new_tensor(x.shape[0]), x.mean(0)
             add_upper_gram(self.scatter, x - mean)
         else:
-            added = float(weights.sum())
-            mean = weights @ x / added
+            added = weights.double().sum().to(self.weight)
+            mean = weights @ x / added.to(x)
             add_upper_gram(self.scatter, (x - mean) * weights.sqrt()[:, None])
         delta = mean.to(self.mean) - self.mean
         total = self.weight + added
-        self.scatter.addr_(delta, delta, alpha=self.weight * added / total)
-        self.mean.add_(delta, alpha=added / total)
+        apart = delta * (self.weight * added / total).sqrt()
+        self.scatter.addr_(apart, apart)
+        self.mean += delta * (added / total)
         self.weight = total
         self.count += x.shape[0]
 
@@ -109,7 +111,8 @@ class RunningMoments:
         both.count, both.weight = self.count + other.count, self.weight + other.weight
         delta, share = other.mean - self.mean, other.weight / both.weight
         both.mean = self.mean + share * delta
-        both.scatter = (self.scatter + other.scatter).addr_(delta, delta, alpha=self.weight * share)
+        apart = delta * (self.weight * share).sqrt()
+        both.scatter = (self.scatter + other.scatter).addr_(apart, apart)
         return both
 
     def result(self) -> Moments:

@@ -32,8 +32,8 @@ class RunningLogits:
     def __init__(self, block: Block, device: torch.device) -> None:
         self.block = block
         heads, d = block.sizes.heads, block.sizes.qk
-        self.tokens = self.queries = 0.0
-        self.images = 0
+        self.tokens, self.images = 0.0, 0
+        self.queries: Tensor | float = 0.0
         self.gram_q, self.gram_k, self.gram_k_centred = (
             torch.zeros(heads, d, d, dtype=torch.float64, device=device) for _ in range(3)
         )
@@ -42,30 +42,32 @@ class RunningLogits:
     def add(self, qkv: Tensor, weights: Tensor | None = None) -> None:
         """Take in rows [B, N, ...] of queries and keys; each query counted `weights` [B, N] times (else once).
 
-        One Gram matrix per image and head gives all sums: its diagonal holds ‖q_j‖². Heads are taken one by one, as
-        views, because batching them would copy qkv.
+        One Gram matrix per image and head gives all sums: its diagonal holds ‖q_j‖². A CPU takes heads one by one, as
+        views, because batching them would copy qkv; a GPU takes all, because it would wait for Python.
         """
         d, heads, n = self.block.sizes.qk, self.block.sizes.heads, qkv.shape[1]
-        sums = qkv[..., heads * d : 2 * heads * d].sum(1).double()  # of the keys of every image
-        for head in range(heads):
-            q, k = (qkv[..., start : start + d] for start in (head * d, (heads + head) * d))
-            gram_q, gram_k = q.mT @ q, k.mT @ k  # [B, d, d]
-            norms_q, norms_k = (gram.diagonal(dim1=1, dim2=2) for gram in (gram_q, gram_k))
-            self.energy[head] += (norms_q.double() * norms_k).sum(0).to(self.energy)
+        sums = qkv[..., heads * d : 2 * heads * d].sum(1).double().unflatten(-1, (heads, d))  # of every image's keys
+        together = heads if qkv.is_cuda else 1
+        for head in range(0, heads, together):
+            some = slice(head, head + together)
+            starts = head * d, (heads + head) * d
+            q, k = (qkv[..., at : at + together * d].unflatten(-1, (-1, d)).transpose(1, 2) for at in starts)
+            gram_q, gram_k = q.mT @ q, k.mT @ k  # [B, heads, d, d]
+            norms_q, norms_k = (gram.diagonal(dim1=2, dim2=3) for gram in (gram_q, gram_k))
+            self.energy[some] += (norms_q.double() * norms_k).sum(0).to(self.energy)
             if weights is not None:
-                gram_q = (q * weights[..., None]).mT @ q
-            sum_k = gram_k.sum(0).double()
-            means = sums[:, head * d : (head + 1) * d]
-            self.gram_q[head] += gram_q.sum(0).to(self.gram_q)
-            self.gram_k[head] += sum_k.to(self.gram_k)
-            self.gram_k_centred[head] += (sum_k - means.T @ means / n).to(self.gram_k)
+                gram_q = (q * weights[:, None, :, None]).mT @ q
+            sum_k, means = gram_k.sum(0).double(), sums[:, some].transpose(0, 1)
+            self.gram_q[some] += gram_q.sum(0).to(self.gram_q)
+            self.gram_k[some] += sum_k.to(self.gram_k)
+            self.gram_k_centred[some] += (sum_k - means.mT @ means / n).to(self.gram_k)
         self.images += qkv.shape[0]
         self.tokens += qkv.shape[0] * n
-        self.queries += qkv.shape[0] * n if weights is None else float(weights.sum())
+        self.queries = self.queries + (qkv.shape[0] * n if weights is None else weights.sum(dtype=torch.float64))
 
     def result(self) -> LogitStatistics:
         """The statistics of everything that all processes have taken in."""
-        counts = torch.tensor([self.queries, self.tokens, self.images], dtype=torch.float64)
+        counts = torch.tensor([float(self.queries), self.tokens, self.images], dtype=torch.float64)
         queries, tokens, images = ranks.total(counts).tolist()
         return LogitStatistics(
             ranks.total(self.gram_q) / queries,
@@ -85,12 +87,12 @@ def pooled(own: RunningMoments) -> RunningMoments:
     if ranks.count() == 1:
         return own
     every = RunningMoments(len(own.mean), own.mean.device)
-    sums = ranks.total(torch.cat([own.mean.new_tensor([own.count, own.weight]), own.weight * own.mean]))
-    every.count, every.weight = int(sums[0]), float(sums[1])
+    sums = ranks.total(torch.cat([own.mean.new_tensor([own.count, float(own.weight)]), own.weight * own.mean]))
+    every.count, every.weight = int(sums[0]), sums[1]
     if every.weight:
         every.mean = sums[2:] / every.weight
         delta = own.mean - every.mean
-        every.scatter = ranks.total(own.scatter.addr(delta, delta, alpha=own.weight))
+        every.scatter = ranks.total(own.scatter.addr(delta, delta, alpha=float(own.weight)))
     return every
 
 

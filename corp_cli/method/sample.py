@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from corp_cli.method.calibrate import accumulation_device
 from corp_cli.method.observe import Seen
 from corp_cli.method.stream import Stream
 from corp_cli.runtime.scratch import Keep, on_host
@@ -59,12 +60,13 @@ def drawn(stream: Stream, every: Iterable[Seen], count: int, seed: int) -> Itera
 
 def draw(seen: Seen, share: float, generator: torch.Generator) -> Drawn:
     """About `share` tokens an image."""
-    weights = seen.weights.flatten(1).double().cpu()
-    chance = chances(weights, share)
-    image, token = (torch.rand(weights.shape, generator=generator, dtype=torch.float64) < chance).nonzero(as_tuple=True)
-    counted, there = (weights / chance)[image, token].float(), (image * weights.shape[1] + token).to(seen.target.device)
+    home = accumulation_device(seen.weights.device)
+    weights = seen.weights.flatten(1).to(home).double()
+    chance, chosen = chances(weights, share), torch.rand(weights.shape, generator=generator, dtype=torch.float64)
+    image, token = (chosen.to(home) < chance).nonzero(as_tuple=True)
+    there = (image * weights.shape[1] + token).to(seen.target.device)
     z, y = (tensor.flatten(0, -2)[there].float() for tensor in (seen.given, seen.target))
-    return z, y, counted.to(z.device), seen.aside[image.to(z.device)]
+    return z, y, (weights / chance)[image, token].float().to(z.device), seen.aside[image.to(z.device)]
 
 
 def chances(weights: Tensor, share: float) -> Tensor:

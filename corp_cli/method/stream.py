@@ -46,7 +46,8 @@ class Stream:
     def batches(self) -> Iterator[Batch]:
         """Every batch, on the device."""
         for i, (x, x_hat, members) in enumerate(zip(self.dense, self.pruned, self.members, strict=True)):
-            x, x_hat = x.to(self.device), x_hat.to(self.device)
+            same, x = x is x_hat, x.to(self.device)
+            x_hat = x if same else x_hat.to(self.device)
             if members is None:
                 yield Batch(i, x, x_hat)
             else:

@@ -22,6 +22,10 @@ def sized_skeleton(spec: ModelSpec, blocks: Mapping[str, PrunedSizes]) -> nn.Mod
 
 def count(spec: ModelSpec, blocks: Mapping[str, PrunedSizes]) -> Count:
     """Parameters, MACs and FLOPs = 2 MACs of one image, with blocks of these sizes (dense where there is no entry)."""
-    model = sized_skeleton(spec, blocks)
+    return counted(sized_skeleton(spec, blocks), spec)
+
+
+def counted(model: nn.Module, spec: ModelSpec) -> Count:
+    """The same of a skeleton as it is."""
     macs = count_macs(model, spec.data["input_size"])
     return Count(parameters(model), macs, 2 * macs)

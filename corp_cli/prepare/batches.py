@@ -59,8 +59,9 @@ def _calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationCon
     own, room = ranks.part(wanted), MOST_DECODED
     transform, _ = preparation(chosen, dense.spec)
     while len(chosen):
-        pin, intake = dense.device.type == "cuda", images.calibrated
-        for pixels, _ in own_batches(chosen, own, transform, cfg.batch_size, cfg.num_workers, pin, intake):
+        intake = images.calibrated
+        # not pinned: that takes longer than copying them once, and what is kept could not be swapped out
+        for pixels, _ in own_batches(chosen, own, transform, cfg.batch_size, cfg.num_workers, False, intake):
             room -= pixels.nbytes
             images.decoded.take(pixels, room >= 0 and transform is not None)
             yield pixels

@@ -80,6 +80,12 @@ def draw_calibration(everything: ImageSet, cfg: CalibrationConfig, seed: int) ->
     return Images(calibration, spares, calibration, False, calibrated, calibrated), rest
 
 
+def some(images: Images, count: int, seed: int) -> Images:
+    """The same run with `count` of its calibration images, all of which may be bad: calibration has judged them."""
+    few, none = choose(images.calibration, count, seed)[0], images.calibration.subset([])
+    return replace(images, calibration=few, spares=none, calibrated=Intake(few.source, "", len(few)), decoded=Decoded())
+
+
 def intake_of(images: ImageSet, cfg: CalibrationConfig | EvaluationConfig | RangesConfig, group: str) -> Intake:
     """An empty record of reading `images`, with the limit of bad ones that `cfg` sets."""
     return Intake(f"{group}.path={images.source}", f"{group}.max_bad", int(cfg.max_bad * len(images)))

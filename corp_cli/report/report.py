@@ -18,7 +18,6 @@ from corp_cli.measure.results import File
 from corp_cli.method.compensate import Errors, GroupError
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import GROUPS, Block
-from corp_cli.models.counts import count
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.spec import Manifest, ModelSpec
 from corp_cli.prepare.work import Work
@@ -84,7 +83,8 @@ def list_sha256(images: ImageSet) -> str:
 
 def size_of(manifest: Manifest) -> Size:
     """Parameters, MACs and FLOPs, dense and pruned."""
-    dense, pruned = count(manifest.model, {}), count(manifest.model, manifest.blocks)
+    assert manifest.counts is not None
+    dense, pruned = manifest.counts.dense, manifest.counts.pruned
     gone = Removed(100 * (1 - pruned.parameters / dense.parameters), 100 * (1 - pruned.macs / dense.macs))
     return Size(dense, pruned, gone)
 

@@ -172,6 +172,14 @@ def damage_curves(
     return sorted(chain.from_iterable(ranks.gathered(curves)), key=lambda curve: curve.block)
 
 
+def refitted(curves: list[Curve], left: tuple[float, ...]) -> list[Curve]:
+    """`curves` as they will be once MLPs are refitted, which leaves left[block] of their error; all of it, where ()."""
+    return [
+        replace(curve, damage=left[curve.block] * curve.damage) if left and curve.group == "mlp" else curve
+        for curve in curves
+    ]
+
+
 def merge_curve(block: int, module: Any, tokens: int, of_context: float, outcome: Callable[[], float]) -> Curve:
     """The curve of merging in one block alone: `module`, the TokenBlock that is in place, of a stream of `tokens`.
 

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from corp_cli.method.rank import Scores
 from corp_cli.models.blocks import Sizes
 from corp_cli.runtime import ranks
-from corp_cli.sizes.budget import Budget, matching_fraction, spend, uniform
+from corp_cli.sizes.budget import Budget, spend, uniform
 from corp_cli.sizes.curves import ANCHORS, TOKENS, Curve
 from corp_cli.sizes.schedule import schedules
 from corp_cli.sizes.search import highest_scores
@@ -41,35 +42,37 @@ def choose_sizes(
 ) -> SizePlan:
     """The sizes of `target`: as they are, or within the budget those of the least damage, or of the highest `scores`.
 
-    Damage is measured in a context: every other group cut by a fraction in ANCHORS, so that budgets share their curves;
-    in further `rounds`, cut to the sizes found. See `context_fraction`.
+    Damage is measured in a context: every other group cut by a fraction in ANCHORS, so that budgets share their curves.
+    Where tokens may be merged nothing is cut, since the groups then lose little; else damage is the mean over the two
+    other contexts. In further `rounds` the context is the sizes found.
     """
     if isinstance(target, SizePlan):
         return target
     if target.search == "scores":
         return SizePlan(highest_scores(target, scores), target.updated_tokens)
-    fraction = context_fraction(target)
-    context, plan, wanted = uniform(target, fraction), SizePlan(target.base), target.wanted()
+    wanted = target.wanted()
     if target.token_costs:
         wanted += [(i, TOKENS) for i in range(len(target.base) - 1)]
-    for _ in range(rounds):
-        curves = measure(context, ANCHORS[fraction], wanted)
-        found = ranks.once(best_plan, target, {(c.block, c.group): c.damage for c in curves})
-        plan = replace(found, curves=tuple(curves))
-        context = plan.sizes
-    return plan
+    fractions = contexts(target)
+    curves = averaged([measure(uniform(target, fraction), ANCHORS[fraction], wanted) for fraction in fractions])
+    plan = ranks.once(best_plan, target, {(c.block, c.group): c.damage for c in curves})
+    for _ in range(rounds - 1):
+        curves = measure(plan.sizes, ANCHORS[fractions[-1]], wanted)
+        plan = ranks.once(best_plan, target, {(c.block, c.group): c.damage for c in curves})
+    return replace(plan, curves=tuple(curves))
 
 
-def context_fraction(target: Budget) -> float:
-    """The fraction in ANCHORS of every group that is cut around the one measured.
+def contexts(target: Budget) -> tuple[float, ...]:
+    """The fractions in ANCHORS of every group that are cut around the one measured, one after the other."""
+    return (0.0,) if target.token_costs else tuple(fraction for fraction in ANCHORS if fraction > 0)
 
-    It is the nearest to what the budget asks of all groups alike; none where tokens may be merged, since the groups
-    then lose little.
-    """
-    if target.token_costs:
-        return 0.0
-    matching = matching_fraction(target)
-    return min((f for f in ANCHORS if f > 0), key=lambda fraction: abs(fraction - matching))
+
+def averaged(measured: list[list[Curve]]) -> list[Curve]:
+    """The mean damage of every group of every block over what was `measured` of it."""
+    return [
+        replace(same[0], damage=torch.stack([curve.damage for curve in same]).mean(0))
+        for same in zip(*measured, strict=True)
+    ]
 
 
 def best_plan(target: Budget, damage: dict[tuple[int, str], Tensor]) -> SizePlan:

@@ -293,15 +293,16 @@ def test_what_this_machine_takes_is_measured() -> None:
 
 @pytest.mark.usefixtures("rates")
 def test_curves_cost_the_blocks_after_each_group() -> None:
-    """Five sizes of three groups in six blocks, through 6, 5, … 1 of them."""
+    """Five sizes of three groups in six blocks, through 6, 5, … 1 of them, with 20% and with 40% cut around them."""
     asked = "sparsity.macs=0.4", "sparsity.curve_images=16", "sparsity.merge_tokens=false"
     found = seconds(*asked)
     passes = 5 * 3 * sum(range(1, 7)) / 6
-    assert 0.4 * passes < found["plan"] / 16 - 2 < 0.7 * passes
-    twice = seconds(*asked, "sparsity.rounds=2")
-    assert twice["plan"] == pytest.approx(2 * found["plan"])
+    assert 2 * 0.5 * passes < found["plan"] / 16 - 4 < 2 * 0.8 * passes
+    thrice = seconds(*asked, "sparsity.rounds=2")  # once more, with what was found cut around
+    assert 1.3 * found["plan"] < thrice["plan"] < 1.5 * found["plan"]
     merging = seconds(*asked[:2])  # six counts of tokens in all blocks but the last, and nothing cut around
     assert merging["plan"] / 16 - 2 == pytest.approx(passes + 6 * sum(range(2, 7)) / 6)
+    assert seconds(*asked[:2], "compensation.mlp=gauss_newton")["plan"] > merging["plan"]  # refits are tried first
 
 
 @pytest.mark.usefixtures("rates")

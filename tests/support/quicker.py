@@ -18,12 +18,10 @@ from timm.layers import weight_init
 from corp_cli.cli import hydra_app
 from corp_cli.cli.compose import config_dir
 from corp_cli.cli.messages import LAID_OVER
-from corp_cli.files import checkpoint
 from corp_cli.measure.results import Count
 from corp_cli.models import loaded
 from corp_cli.models.counts import count
 from corp_cli.models.spec import ModelSpec, PrunedSizes
-from corp_cli.report import report
 from corp_cli.sizes import costs
 
 
@@ -45,7 +43,7 @@ def remember_counts(patch: pytest.MonkeyPatch) -> None:
             known[key] = count(spec, blocks)
         return known[key]
 
-    for module in (checkpoint, loaded, report, costs):
+    for module in (loaded, costs):
         patch.setattr(module, "count", counted)
 
 
