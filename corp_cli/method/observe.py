@@ -64,12 +64,12 @@ def counted(stream: Stream, batch: Batch, branch: Sublayer) -> tuple[Tensor, Ten
 def observe(stream: Stream, branch: Sublayer, cfg: CompensationConfig) -> Iterator[Seen]:
     """The dense branch on every batch of x̂; meanwhile x advances past it."""
     for batch in stream.batches():
-        with input_of(branch.output) as inputs:
+        on_dense = None if batch.x_hat is batch.x else branch.branch(batch.x)
+        with input_of(branch.output) as inputs:  # behind that on x: whoever watches the branch sees x̂ last
             own = branch.branch(batch.x_hat, batch.sizes)
-            given_last = inputs[0]
-            on_dense = own if batch.x_hat is batch.x else branch.branch(batch.x)
+        on_dense = own if on_dense is None else on_dense
         given, wanted = branch.split(branch.pre(batch.x_hat)), target(branch, batch, on_dense, own, cfg)
-        yield Seen(given, given_last, wanted, *counted(stream, batch, branch))
+        yield Seen(given, inputs[0], wanted, *counted(stream, batch, branch))
         stream.dense[batch.index] = stream.keep(branch.added(batch.x, on_dense))
 
 

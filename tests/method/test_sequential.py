@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, write_checkpoint
-from corp_cli.method.observe import inverse_gain
-from corp_cli.method.stream import start_streams
+from corp_cli.method.observe import inverse_gain, observe_attention
+from corp_cli.method.stream import enter_block, start_streams
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.resize import pruned_sizes
@@ -148,3 +149,23 @@ def test_gains_that_hardly_reach_the_stream_are_left_out() -> None:
     assert isinstance(found, Tensor)
     assert found.tolist() == [0.5, -2.0, 0.0, 0.0]
     assert inverse_gain(4.0) == 0.25
+
+
+def test_logits_are_measured_on_the_pruned_stream() -> None:
+    """Not on the dense one, which the same modules see as well."""
+    settings = config().compensation
+    model, x = variants.build("deit"), variants.images("deit")
+    block = blocks_of(model)[1]
+    stream = start_streams(model, blocks_of(model), [x], settings)
+    enter_block(stream, model, block)
+    stream.pruned = [1.5 * stream.dense[0] + 0.3]
+    x_hat = stream.pruned[0].clone()
+    with torch.no_grad():
+        found, _ = observe_attention(stream, model, block, sublayers(model, block)[0], settings)
+        module: Any = model.get_submodule(block.name)
+        qkv = module.attn.qkv(module.norm1(x_hat))
+    width = block.sizes.heads * block.sizes.qk
+    k = qkv[..., width : 2 * width].double().unflatten(-1, (block.sizes.heads, -1))
+    assert found.logits is not None
+    wanted = torch.einsum("bnhi,bnhj->hij", k, k) / k[..., 0, 0].numel()
+    torch.testing.assert_close(found.logits.gram_k, wanted, rtol=1e-4, atol=1e-5)

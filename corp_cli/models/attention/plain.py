@@ -15,6 +15,13 @@ from corp_cli.models.spec import AttentionSizes
 is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
+def applied(module: nn.Module, x: Tensor) -> Tensor:
+    """module(x), which is not called where it does nothing: at batch 1 a GPU waits for every call."""
+    idle = isinstance(module, nn.Identity) or (isinstance(module, nn.Dropout) and not module.training)
+    out: Tensor = x if idle else module(x)
+    return out
+
+
 class PrunedAttention(nn.Module):
     """softmax(scale · QKᵀ) V for H heads with q, k of width `qk_dim` and v of width `v_dim`, then proj.
 
@@ -44,8 +51,8 @@ class PrunedAttention(nn.Module):
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, N, D] → q, k [B, H, N, dq], normed where the attention does so, and v [B, H, N, dv]."""
-        q, k, v = (t.view(*t.shape[:2], self.num_heads, -1).transpose(1, 2) for t in self.project(x))
-        return self.q_norm(q), self.k_norm(k), v
+        q, k, v = [t.view(t.shape[0], t.shape[1], self.num_heads, -1).transpose(1, 2) for t in self.project(x)]
+        return applied(self.q_norm, q), applied(self.k_norm, k), v
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -69,9 +76,7 @@ class PrunedAttention(nn.Module):
         )
         if out.shape[-1] > self.v_dim:
             out = out[..., : self.v_dim]
-        out = self.norm(out.transpose(1, 2).flatten(2))
-        projected: Tensor = self.proj_drop(self.proj(out))
-        return projected
+        return applied(self.proj_drop, self.proj(applied(self.norm, out.transpose(1, 2).flatten(2))))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, N, D] → q [B, `updated_tokens` or N, H dq], k [B, N, H dq], v [B, N, H dv]."""
