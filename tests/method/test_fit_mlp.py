@@ -9,9 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corp_cli.config.prune import CompensationConfig, SparsityConfig
+from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
 from corp_cli.linalg.ridge import refit
+from corp_cli.method.calibrate import calibrate
+from corp_cli.method.fit_one_shot import left_by_refit
 from corp_cli.method.observe import joint_moments, observe
+from corp_cli.method.rank import RankerArgs, rank
 from corp_cli.method.sample import Sample, chances, sampled
 from corp_cli.method.stream import ASIDE, enter_block, kept_aside, start_streams
 from corp_cli.models.adapter import blocks_of, hidden_units, mlp_weights
@@ -124,3 +127,22 @@ def test_the_refit_comes_closer_on_other_images(propagate: str) -> None:
         assert all(error["mlp"].fits for error in errors) == (cfg.mlp == "gauss_newton")
         found[cfg.mlp] = error(model, pruned, other)
     assert found["gauss_newton"] < 0.9 * found["affine"]
+
+
+@pytest.mark.parametrize("variant", ["deit", "swiglu", "eva02_separate_qkv_sub_norm"])
+def test_what_a_refit_will_leave_is_tried_at_half_of_the_channels(variant: str) -> None:
+    """It is what the refit of a model so cut says of images kept aside; blocks without one keep all of their error."""
+    model, x = variants.build(variant), variants.images(variant, 120)
+    blocks, cfg = blocks_of(model), CompensationConfig(vo="affine")
+    batches, groups = x.split(40), frozenset({"mlp"}) - blocks[0].refusals.keys()
+    statistics = calibrate(model, blocks, batches, groups)
+    scores = rank(model, blocks, statistics, groups, RankerConfig(), RankerArgs.seeded(0, cfg.ridge), None)
+    left = left_by_refit(model, blocks, statistics, scores, batches, cfg, 0)
+    if not groups:
+        assert left == (1.0,) * len(blocks)
+        return
+    _, errors = repaired(model, x, 40, MLP_HALF, replace(cfg, propagate="none"))
+    wanted = [found["mlp"].fits[0].held_out for found in errors]
+    assert left == pytest.approx([after / before for before, after in wanted], rel=1e-3)
+    assert all(0 < share <= 1 for share in left)
+    assert min(left) < 0.95

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from corp_cli import pipeline
 from corp_cli.config.images import CalibrationConfig
 from corp_cli.config.prune import SparsityConfig
 from corp_cli.files.cache.cache import Cache
+from corp_cli.models.blocks import Block
 from corp_cli.pipeline import prune
 from corp_cli.report.schema import Report
-from corp_cli.sizes.curves import ANCHORS, Curve, damage_curves, interpolate
+from corp_cli.sizes.curves import ANCHORS, Curve, damage_curves, interpolate, refitted
+from corp_cli.sizes.plan import averaged
 from tests.support.budgets import run
 
 
@@ -76,3 +79,41 @@ def test_a_bad_image_among_those_for_curves_is_left_out(tmp_path: Path) -> None:
     report = prune(replace(cfg, calibration=calibration, evaluation=evaluation)).report
     assert report.calibration.bad.count == 1
     assert len([w for w in report.warnings if "of calibration.path" in w]) == 1
+
+
+def test_damage_is_averaged_over_contexts_and_shrinks_by_what_refits_leave() -> None:
+    def curve(block: int, group: str, *damage: float) -> Curve:
+        return Curve(block, group, torch.tensor(damage, dtype=torch.float64))
+
+    first = [curve(0, "mlp", 4, 2, 0), curve(0, "qk", 8, 0), curve(1, "mlp", 1, 0)]
+    second = [curve(0, "mlp", 2, 2, 0), curve(0, "qk", 4, 0), curve(1, "mlp", 3, 0)]
+    found = averaged([first, second])
+    assert [c.damage.tolist() for c in found] == [[3, 2, 0], [6, 0], [2, 0]]
+    assert [(c.block, c.group) for c in found] == [(0, "mlp"), (0, "qk"), (1, "mlp")]
+    assert [c.damage.tolist() for c in refitted(found, (0.5, 0.25))] == [[1.5, 1, 0], [6, 0], [0.5, 0]]
+    assert refitted(found, ()) == found
+
+
+@pytest.mark.usefixtures("tiny_digits")
+def test_budgets_go_by_what_refits_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tried once for both contexts, and kept with the curves."""
+    tried: list[int] = []
+
+    def left(model: nn.Module, blocks: tuple[Block, ...], *rest: Any) -> tuple[float, ...]:
+        tried.append(len(blocks))
+        return tuple(1e-3 if block is blocks[0] else 1.0 for block in blocks)
+
+    def sizes(how: str) -> list[int]:
+        asked = run(SparsityConfig(macs=0.4, curve_images=16, merge_tokens=False))
+        cfg = replace(asked, compensation=replace(asked.compensation, mlp=how))
+        return [block.pruned.mlp for block in prune(cfg, cache=Cache(tmp_path)).report.blocks]
+
+    as_cut = sizes("affine")
+    assert not tried
+    monkeypatch.setattr(pipeline, "left_by_refit", left)
+    found = sizes("gauss_newton")
+    assert tried == [len(found)]
+    assert found[0] < as_cut[0]
+    assert found[1:] >= as_cut[1:]
+    assert sizes("gauss_newton") == found
+    assert len(tried) == 1
