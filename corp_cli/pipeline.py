@@ -177,7 +177,7 @@ def measure_statistics(work: Work, cfg: PruneConfig) -> Statistics:
 
 def trajectory_of(work: Work, cfg: PruneConfig, cache: Cache) -> tuple[Scores, ...]:
     """Scores of every block for the ranker optin, from the cache or by masking unit after unit; none where unasked."""
-    dense, count, groups = work.dense, cfg.ranker.optin_images, cfg.ranker.measured() & work.groups
+    dense, count, groups = work.dense, cfg.ranker.optin_images, work.masked(cfg.ranker)
     if not groups:
         return ()
     progress = cached_losses(cache, {"masked": sorted(groups), "images": [count, cfg.seed]})

@@ -82,8 +82,8 @@ def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates:
 
 def masked_seconds(work: Work, cfg: PruneConfig, rates: Rates) -> float:
     """Of the ranker optin: every unit, masked in turn, through the blocks from its own on."""
-    groups, depth = cfg.ranker.measured() & work.groups, len(work.dense.blocks)
-    passes = sum(units_of(block, groups) * (depth - i) / depth for i, block in enumerate(work.dense.blocks))
+    groups, depth, model = work.masked(cfg.ranker), len(work.dense.blocks), work.dense.model
+    passes = sum(units_of(model, block, groups) * (depth - i) / depth for i, block in enumerate(work.dense.blocks))
     return min(cfg.ranker.optin_images, len(work.images.calibration)) * passes * rates.forward
 
 
@@ -126,7 +126,7 @@ def peak_mib(work: Work, cfg: PruneConfig, rates: Rates) -> dict[str, float | No
     """Peak memory in MiB: of this process, and on CUDA of the device; the stage that needs most decides."""
     load, device, settings = work.load, work.dense.device, work.calibration
     found = needs(load, cfg.compensation, settings)
-    if cfg.ranker.measured() & work.groups:
+    if work.masked(cfg.ranker):
         one = min(cfg.ranker.optin_images, load.images) * load.tokens * load.width * FLOAT
         masked = max(COPIES * one, min(settings.batch_size * COPIES * one, room_of(device)))
         held = len(load.blocks) * one + masked

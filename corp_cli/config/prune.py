@@ -96,8 +96,6 @@ class SparsityConfig:
             raise CorpError("sparsity.search=scores knows no time; give sparsity.macs or sparsity.params.")
         if self.budget() and self.heads is not None:
             raise CorpError("sparsity.search=scores chooses heads as well; leave out sparsity.heads.")
-        if self.budget() and self.merge_tokens:
-            raise CorpError("sparsity.merge_tokens=true goes by measured damage; leave out sparsity.search=scores.")
 
     def groups(self) -> frozenset[str]:
         """The groups that may be pruned."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def relation_distance(tokens: Tensor, others: Tensor) -> Tensor:
-    """‖FFᵀ - GGᵀ‖²_F / n² with the rows of F and G of unit norm: tokens F [n, D], others G [U, n, D] → [U], float64.
+    """‖FFᵀ - GGᵀ‖²_F / n² with the rows of F and G of unit norm: F [n, D] or [U, n, D], G [U, n, D] → [U], float64.
 
     The mean, over all pairs of tokens, of the squared change of their cosine. With S = (F + G) / 2 and E = G - F the
     difference is SEᵀ + ESᵀ, so that ‖·‖² = 2 tr(SᵀS EᵀE) + 2 tr((SᵀE)²): products [D, D] in place of [n, n], and no
@@ -18,4 +18,4 @@ def relation_distance(tokens: Tensor, others: Tensor) -> Tensor:
     middle = unit - change / 2
     of_middle, of_change, both = middle.mT @ middle, change.mT @ change, (middle.mT @ change).double()
     total = (of_middle.double() * of_change).sum((1, 2)) + (both * both.mT).sum((1, 2))
-    return 2 * total.clamp(min=0) / tokens.shape[0] ** 2
+    return 2 * total.clamp(min=0) / tokens.shape[-2] ** 2

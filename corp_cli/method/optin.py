@@ -4,7 +4,8 @@
 
 with unit u of block i masked in x̃ and z̃, x_l the n tokens that come out of block l over all images, M their cosines
 (the manifold distillation loss), and z the logits. A masked block is not computed again: one channel j is h_j fc2_:j of
-its output, and one head W_O,h o_h, so that only what lies behind is run, for many masked models in one pass.
+its output, and one head W_O,h o_h, so that only what lies behind is run, for many masked models in one pass. A token of
+the patches is masked by leaving it out behind its block: the others are what is compared.
 
 Otherwise than the published code: all pairs of tokens count, not 768 drawn anew for each unit; KL is weighted by λ
 alone, and not by powers of ten until it is about a tenth of the rest; and no score is weighted by the unit's index.
@@ -24,9 +25,10 @@ from torch import Tensor, nn
 
 from corp_cli.linalg.relations import relation_distance
 from corp_cli.method.rank import Scores
-from corp_cli.models.blocks import Block
+from corp_cli.models.blocks import TOKENS, Block
 from corp_cli.models.streams import enter, head, input_of, sublayers, through, tokens
 from corp_cli.models.sublayers import Sublayer
+from corp_cli.models.token_block import all_tokens, prefix_tokens
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import room_of
 
@@ -60,6 +62,8 @@ def trajectory_losses(
 ) -> tuple[Losses, ...]:
     """Both terms for every hidden channel and head of every block, of the `groups` that it allows.
 
+    Where TOKENS are among these, for every token of the patches behind every block but the last, too.
+
     Up to `at_once` masked models share a pass, fewer where memory asks for it. Blocks that `progress` holds are taken
     from it, and others are added to it.
     """
@@ -71,14 +75,15 @@ def trajectory_losses(
     reference = head(model, outputs[-1]) if getattr(model, "num_classes", None) != 0 else None
     found = [progress.read(i) if progress else None for i in range(len(blocks))]
     missing = [i for i, known in enumerate(found) if known is None]
-    with passes_shown(sum(units_of(blocks[i], groups) * (len(blocks) - i) for i in missing)) as show:
+    with passes_shown(sum(units_of(model, blocks[i], groups) * (len(blocks) - i) for i in missing)) as show:
         for i in missing:
             losses: Losses = {}
-            for group, masked in masked_streams(model, blocks[i], outputs[i], groups, at_once):
-                relations = by_model(outputs[i + 1], masked)
+            asked = groups if i + 1 < len(blocks) else groups - {TOKENS}
+            for group, masked, left in masked_streams(model, blocks[i], outputs[i], asked, at_once):
+                relations = by_model(outputs[i + 1], masked, left)
                 for block, known in zip(blocks[i + 1 :], outputs[i + 2 :], strict=True):
                     masked = through(model, block, masked)
-                    relations = relations + by_model(known, masked)
+                    relations = relations + by_model(known, masked, left)
                 of_logits = relations.new_zeros(len(relations))
                 if reference is not None:
                     of_logits = divergences(reference, head(model, masked))
@@ -93,21 +98,30 @@ def trajectory_losses(
 
 def masked_streams(
     model: nn.Module, block: Block, x: Tensor, groups: frozenset[str], at_once: int
-) -> Iterator[tuple[str, Tensor]]:
-    """(group, what comes out of `block` where units of it are masked, one in each model, [U B, ...]), in order."""
+) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """(group, what comes out of `block` where units of it are masked, one in each model, [U B, ...], tokens), in order.
+
+    tokens [U, N - 1]: which of them each model has left; None: all.
+    """
     x, allowed = enter(model, block, x), groups - block.refusals.keys()
     attention, mlp = sublayers(model, block)
     with input_of(attention.output) as inputs:
         out = attention.branch(x)
     if "heads" in allowed:
         for masked in without_each(attention, x, out, inputs[0], block.sizes.vo, at_once):
-            yield "heads", mlp.added(masked, mlp.branch(masked))
+            yield "heads", mlp.added(masked, mlp.branch(masked)), None
     x = attention.added(x, out)
     with input_of(mlp.output) as inputs:
         out = mlp.branch(x)
     if "mlp" in allowed:
         for masked in without_each(mlp, x, out, inputs[0], 1, at_once):
-            yield "mlp", masked
+            yield "mlp", masked, None
+    if TOKENS in groups:
+        x = mlp.added(x, out)
+        every, first = torch.arange(x.shape[1], device=x.device), prefix_tokens(model)
+        for some in every[first:].split(at_once):
+            left = torch.stack([every[every != token] for token in some])
+            yield TOKENS, x[:, left].transpose(0, 1).flatten(0, 1), left
 
 
 def without_each(
@@ -121,10 +135,13 @@ def without_each(
         yield branch.added(stream.expand(len(some), *stream.shape).flatten(0, 1), masked.flatten(0, 1))
 
 
-def by_model(known: Tensor, masked: Tensor) -> Tensor:
-    """The distance of the relations of tokens [B, ..., D] to those of every masked model [U B, ..., D], [U]."""
-    rows = known.flatten(0, -2)
-    return relation_distance(rows, masked.reshape(-1, *rows.shape))
+def by_model(known: Tensor, masked: Tensor, left: Tensor | None) -> Tensor:
+    """The distance of the relations of tokens [B, ..., D] to those of every masked model [U B, ..., D], [U].
+
+    left [U, N - 1]: which tokens each has; None: all.
+    """
+    rows = known.flatten(0, -2) if left is None else known[:, left].transpose(0, 1).flatten(1, 2)
+    return relation_distance(rows, masked.reshape(-1, *rows.shape[-2:]))
 
 
 def divergences(reference: Tensor, found: Tensor) -> Tensor:
@@ -134,9 +151,10 @@ def divergences(reference: Tensor, found: Tensor) -> Tensor:
     return each.sum((1, 2)) / len(dense)
 
 
-def units_of(block: Block, groups: frozenset[str]) -> int:
-    """How many units of a block are masked."""
-    return sum(int(getattr(block.sizes, group)) for group in groups - block.refusals.keys())
+def units_of(model: nn.Module, block: Block, groups: frozenset[str]) -> int:
+    """How many units of a block are masked; tokens as if the last block had some."""
+    of_block = sum(int(getattr(block.sizes, group)) for group in groups - block.refusals.keys() - {TOKENS})
+    return of_block + (all_tokens(model) - prefix_tokens(model) if TOKENS in groups else 0)
 
 
 @contextmanager

@@ -24,12 +24,16 @@ CONSTANT = 1e-6  # of the mean: deviations below it are the rounding of float32
 
 @dataclass(frozen=True)
 class Scores:
-    """Per block, higher = keep: mlp [d], qk [H, dq], vo [H, dv], heads [H]; None where the group is not pruned."""
+    """Per block, higher = keep: mlp [d], qk [H, dq], vo [H, dv], heads [H]; None where the group is not pruned.
+
+    tokens [N]: of the patches behind it, by their place, where a search by scores may merge them.
+    """
 
     mlp: Tensor | None = None
     qk: Tensor | None = None
     vo: Tensor | None = None
     heads: Tensor | None = None
+    tokens: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ def rank_block(
             score = RANKERS[group][getattr(cfg, group)](part, statistics, args)
             moments = {"mlp": statistics.hidden, "vo": statistics.head_output}.get(group)
             found[group] = score if moments is None else constant_first(score, moments)
-    return Scores(**found)
+    return Scores(**found, tokens=args.trajectory[args.block].tokens if args.trajectory else None)
 
 
 def constant_first(score: Tensor, moments: Moments) -> Tensor:

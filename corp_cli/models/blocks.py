@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 GROUPS = ("mlp", "qk", "vo", "heads")
 ATTENTION_GROUPS = ("qk", "vo", "heads")
+TOKENS = "tokens"  # beside the groups: how many of them a block passes on
 
 
 @dataclass(frozen=True)

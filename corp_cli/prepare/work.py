@@ -10,19 +10,21 @@ import torch
 from corp_cli.config.gate import LimitsConfig
 from corp_cli.config.images import CalibrationConfig
 from corp_cli.config.outcome import OF_CLASSES, names_in
-from corp_cli.config.prune import PruneConfig, SparsityConfig
+from corp_cli.config.prune import SEARCHES, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import resolve_device
 from corp_cli.images.labels import Head
 from corp_cli.images.sources import ImageSet
 from corp_cli.measure.precision import require_precision, settled_precision
 from corp_cli.method.memory import Load, has_room_for_streams, load_of, place, settle
+from corp_cli.models.blocks import TOKENS
 from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.models.preprocess import describe
 from corp_cli.models.streams import cannot_walk, keeps_grid, tokens
 from corp_cli.prepare.images import Images, calibration_images, choose_images, evaluation_images, head_of
 from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, keeper
+from corp_cli.sizes.budget import Budget
 from corp_cli.sizes.plan import SizePlan
 from corp_cli.sizes.target import Target, make_target
 from corp_cli.sizes.uniform import check_supported
@@ -56,6 +58,12 @@ class Work:
     def measured(self) -> bool:
         """Whether anything is to be known of the dense model as a whole: not where sizes are given, and `along`."""
         return not (self.along and isinstance(self.target, SizePlan))
+
+    def masked(self, ranker: RankerConfig) -> frozenset[str]:
+        """What is masked unit by unit to score it: groups, and tokens where a search by scores may merge them."""
+        target = self.target
+        merges = isinstance(target, Budget) and target.search == "scores" and target.token_costs is not None
+        return (ranker.measured() & self.groups) | ({TOKENS} if merges else set())
 
 
 def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
@@ -151,6 +159,12 @@ def check_walk(loaded: LoadedModel, cfg: PruneConfig) -> None:
         )
     if why and cfg.ranker.measured() & cfg.sparsity.groups():
         raise CorpError(f"The ranker optin goes on from block to block, and {why}; choose another one.")
+    by_scores = budget and cfg.sparsity.search == "scores"
+    if by_scores and cfg.sparsity.merge_tokens and cfg.ranker.measured() != {*SEARCHES["scores"]}:
+        raise CorpError(
+            "sparsity.merge_tokens=true goes by measured damage, or by the scores of tokens that the ranker optin has; "
+            "give recipe=optin, or leave out sparsity.search=scores."
+        )
     sequential = cfg.compensation.propagate == "sequential"
     if why and sequential:
         console.warn(f"{why}, so all blocks are repaired at once, as with compensation.propagate=none.")

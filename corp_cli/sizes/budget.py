@@ -130,7 +130,7 @@ class Budget:
             return self
         scaled, fixed = [], self.fixed + self.token_costs.of_merging(merge)
         for i, shares, whole in self.token_costs.by_block(merge):
-            for groups, share, sublayer in zip((("qk", "vo"), ("mlp",)), shares, whole, strict=True):
+            for groups, share, sublayer in zip((("qk", "vo", "heads"), ("mlp",)), shares, whole, strict=True):
                 costs = [cost for cost in self.costs if cost.block == i and set(cost.groups) <= set(groups)]
                 scaled += [replace(cost, values=cost.values * share) for cost in costs]
                 fixed += (share - 1) * (sublayer - sum(float(cost.values.flat[-1]) for cost in costs))

@@ -24,7 +24,7 @@ from corp_cli.method.keep import keep
 from corp_cli.method.rank import Scores
 from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights, put_module
-from corp_cli.models.blocks import Block, BlockWeights, Sizes
+from corp_cli.models.blocks import TOKENS, Block, BlockWeights, Sizes
 from corp_cli.models.streams import logits_from, through, tokens
 from corp_cli.models.token_block import put_token_blocks
 from corp_cli.runtime import console, ranks
@@ -33,7 +33,6 @@ from corp_cli.runtime import console, ranks
 ANCHORS = {0.0: (0.125, 0.25, 0.5, 0.75), 0.2: (0.125, 0.25, 0.5, 0.75), 0.4: (0.25, 0.5, 0.75, 0.875)}
 
 
-TOKENS = "tokens"  # beside the groups: what merging tokens in a block does
 MERGED = (0.125, 0.25, 0.5, 0.75, 0.875)  # fractions of the tokens merged at which that is measured
 
 

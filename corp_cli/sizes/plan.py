@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from corp_cli.method.rank import Scores
-from corp_cli.models.blocks import Sizes
+from corp_cli.models.blocks import TOKENS, Sizes
 from corp_cli.runtime import ranks
 from corp_cli.sizes.budget import Budget, spend, uniform
-from corp_cli.sizes.curves import ANCHORS, TOKENS, Curve
+from corp_cli.sizes.curves import ANCHORS, Curve
 from corp_cli.sizes.schedule import schedules
-from corp_cli.sizes.search import highest_scores
+from corp_cli.sizes.search import highest_scores, with_tokens
 
 # (sizes around, fractions removed at which to measure, what of) → damage curves
 MeasureCurves = Callable[[tuple[Sizes, ...], tuple[float, ...], list[tuple[int, str]]], list[Curve]]
@@ -49,7 +49,8 @@ def choose_sizes(
     if isinstance(target, SizePlan):
         return target
     if target.search == "scores":
-        return SizePlan(highest_scores(target, scores), target.updated_tokens)
+        sizes, merge = with_tokens(target, scores) if target.token_costs else (highest_scores(target, scores)[0], ())
+        return SizePlan(sizes, target.updated_tokens, merge)
     wanted = target.wanted()
     if target.token_costs:
         wanted += [(i, TOKENS) for i in range(len(target.base) - 1)]

@@ -15,6 +15,7 @@ from corp_cli.models.blocks import Sizes
 from corp_cli.sizes.budget import Budget
 from corp_cli.sizes.costs import Floats
 
+SCHEDULES = 64  # numbers of tokens that are tried
 ROUNDING = 1e-3  # of a MAC or a parameter, in sums of floats
 
 
@@ -49,8 +50,8 @@ def descent(budget: Budget, scores: tuple[Scores, ...], group: str) -> Descent:
     return Descent(tuple(cost.block for cost in costs), sizes, sizes @ unit, score)
 
 
-def highest_scores(budget: Budget, scores: tuple[Scores, ...]) -> tuple[Sizes, ...]:
-    """The sizes within the budget whose units have the largest sum of scores.
+def highest_scores(budget: Budget, scores: tuple[Scores, ...]) -> tuple[tuple[Sizes, ...], float]:
+    """(the sizes within the budget whose units have the largest sum of scores, that sum).
 
     For every number of heads, the ones that score highest in all blocks; then as many channels, by score as well, as
     the rest of the budget allows.
@@ -64,4 +65,32 @@ def highest_scores(budget: Budget, scores: tuple[Scores, ...]) -> tuple[Sizes, .
     for found, group, row in ((heads, "heads", best), (channels, "mlp", taken[best])):
         for block, size in zip(found.blocks, found.sizes[row], strict=True):
             sizes[block] = replace(sizes[block], **{group: int(size)})
-    return tuple(sizes)
+    return tuple(sizes), float(total[best])
+
+
+def with_tokens(budget: Budget, scores: tuple[Scores, ...]) -> tuple[tuple[Sizes, ...], tuple[int, ...]]:
+    """(sizes, tokens that every block merges) of the largest sum of scores within the budget, tokens' included.
+
+    Of patches too, those stay that score highest in all blocks: for every of some numbers of them, what is left of the
+    budget goes to heads and channels. A block cannot have more than the one before it, and merging chooses which.
+    """
+    assert budget.token_costs is not None
+    costs, every = budget.token_costs, [each.tokens for each in scores[:-1]]
+    falling = np.stack([-np.sort(-tokens.cpu().double().numpy()) for tokens in every if tokens is not None])
+    patches, ordered = falling.shape[1], np.sort(falling.flatten())
+    sums = np.concatenate([np.zeros((len(falling), 1)), falling.cumsum(1)], 1)
+    least = patches - sum(costs.most())
+    ways = {(0,) * len(scores): float(sums[:, -1].sum())}
+    for price in ordered[np.linspace(0, len(ordered) - 1, SCHEDULES).astype(int)]:
+        kept = np.minimum.accumulate(np.maximum((falling >= price).sum(1), least))
+        merge = (*(-np.diff(kept, prepend=patches)).tolist(), 0)
+        ways[merge] = float(np.take_along_axis(sums, kept[:, None], 1).sum())
+    ways.setdefault(costs.most(), float(sums[:, least].sum()))
+    found = []
+    for merge, of_tokens in ways.items():
+        merging = budget.merging(merge)
+        if merging.least <= merging.limit:
+            sizes, total = highest_scores(merging, scores)
+            found.append((total + of_tokens, sizes, merge))
+    _, sizes, merge = max(found, key=lambda way: way[0])
+    return sizes, merge if any(merge) else ()

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from corp_cli.method.compensate import only_heads, pruned_indices
 from corp_cli.method.optin import Losses, trajectory_losses, trajectory_scores
 from corp_cli.models.adapter import attention_weights, blocks_of, mlp_weights, replace_attention, replace_mlp
-from corp_cli.models.blocks import Block, MlpWeights
+from corp_cli.models.blocks import TOKENS, Block, MlpWeights
+from corp_cli.models.streams import head, through, tokens
 from tests.support import variants
 
 BOTH = frozenset({"mlp", "heads"})
@@ -66,6 +67,27 @@ def test_scores_are_those_of_models_that_lack_the_unit(variant: str) -> None:
                 assert terms[:, unit].tolist() == pytest.approx([relations, kl], rel=1e-6, abs=1e-12)
                 score = getattr(scores[i], group)
                 assert float(score[unit]) == pytest.approx(relations + 0.3 * kl, rel=1e-6, abs=1e-12)
+
+
+def test_tokens_are_masked_by_leaving_them_out() -> None:
+    """The relations of the others, behind their block and every later one, and the outputs; not in the last block."""
+    model, x = variants.build("vit").double(), variants.images("vit").double()
+    blocks = blocks_of(model)
+    found = trajectory_losses(model, blocks, frozenset({"heads", TOKENS}), x.split(2), at_once=3)
+    assert [set(each) for each in found] == [{"heads", TOKENS}, {"heads"}]
+    inside, known = tokens(model, x), F.log_softmax(variants.logits(model, x), -1)
+    with torch.no_grad():
+        first = through(model, blocks[0], inside)
+        last = through(model, blocks[1], first)
+        assert found[0][TOKENS].shape == (2, first.shape[1] - 1)
+        for place in range(1, first.shape[1]):
+            left = [token for token in range(first.shape[1]) if token != place]
+            again = through(model, blocks[1], first[:, left])
+            units = [F.normalize(t.flatten(0, 1), dim=-1) for t in (last[:, left], again)]
+            relations = float((units[0] @ units[0].T - units[1] @ units[1].T).square().mean())
+            logits = F.log_softmax(head(model, again), -1)
+            kl = float((known.exp() * (known - logits)).sum()) / len(x)
+            assert found[0][TOKENS][:, place - 1].tolist() == pytest.approx([relations, kl], rel=1e-6, abs=1e-12)
 
 
 class Held:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.measure.macs import count_macs
-from corp_cli.models.blocks import Sizes
+from corp_cli.models.blocks import TOKENS, Sizes
 from corp_cli.models.token_block import all_tokens, most_merged
 from corp_cli.pipeline import prune
 from corp_cli.sizes import latency
@@ -33,7 +33,6 @@ from corp_cli.sizes.budget import (
     uniform,
 )
 from corp_cli.sizes.costs import cost_of, linear_costs
-from corp_cli.sizes.curves import TOKENS
 from corp_cli.sizes.plan import best_plan
 from corp_cli.sizes.target import merges_tokens, updated_tokens
 from tests.support import variants

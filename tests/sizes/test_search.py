@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corp_cli import load_pruned
-from corp_cli.config.prune import SparsityConfig
+from corp_cli.config.prune import RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.method.rank import Scores
+from corp_cli.pipeline import prune
 from corp_cli.sizes.budget import Budget, make_budget
 from corp_cli.sizes.costs import cost_of
-from corp_cli.sizes.search import highest_scores
+from corp_cli.sizes.search import highest_scores, with_tokens
 from tests.support.budgets import BLOCKS, DENSE, SPEC, run
 from tests.support.figures import known
 
@@ -66,7 +67,7 @@ def costs(kind: str) -> tuple[int, int, int]:
 )
 def test_the_search_is_the_loop_over_numbers_of_heads(seed: int, fraction: float, kind: str, round_to: int) -> None:
     found, (dense, of_head, of_channel) = scores(seed), costs(kind)
-    chosen = highest_scores(replace(budget(kind), fraction=fraction, round_to=round_to), found)
+    chosen, total = highest_scores(replace(budget(kind), fraction=fraction, round_to=round_to), found)
     heads = [known(each.heads).tolist() for each in found]
     channels = [known(each.mlp).tolist() for each in found]
     rows = [kept_by(channels, count, round_to) for count in range(2 * HIDDEN, -1, -1)]
@@ -81,13 +82,14 @@ def test_the_search_is_the_loop_over_numbers_of_heads(seed: int, fraction: float
                     expected = tuple(replace(DENSE[i], heads=h[i], mlp=m[i]) for i in range(2))
                 break
     assert chosen == expected
+    assert total == pytest.approx(best)
 
 
 def test_sizes_follow_where_the_scores_are() -> None:
     """All that scores is in the first block: the second is left a head and a step of channels."""
     high = Scores(mlp=torch.rand(HIDDEN) + 1, heads=torch.rand(HEADS) + 100)
     low = Scores(mlp=torch.rand(HIDDEN) / 1e3, heads=torch.rand(HEADS) / 1e3)
-    first, second = highest_scores(replace(budget("macs"), fraction=0.25), (high, low))
+    (first, second), _ = highest_scores(replace(budget("macs"), fraction=0.25), (high, low))
     assert (second.mlp, second.heads) == (8, 1)
     assert first.heads == HEADS
     assert first.mlp > HIDDEN // 2
@@ -98,12 +100,62 @@ def test_what_cannot_be_met_is_refused() -> None:
         replace(budget("macs"), fraction=0.99).require_met()
 
 
+def with_places(found: tuple[Scores, ...], *of_blocks: list[float]) -> tuple[Scores, ...]:
+    places = [torch.tensor(values, dtype=torch.float64) for values in of_blocks]
+    return tuple(replace(each, tokens=tokens) for each, tokens in zip(found, [*places, None], strict=True))
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.4])
+def test_tokens_are_searched_with_heads_and_channels(fraction: float) -> None:
+    """Whatever is chosen keeps the budget, and no other schedule that could be tried has a larger sum of scores."""
+    sparsity = SparsityConfig(macs=fraction, search="scores", merge_tokens=True)
+    asked = make_budget(SPEC, BLOCKS, sparsity, DENSE, None, merges=True)
+    assert asked.token_costs is not None
+    patches = asked.token_costs.tokens - asked.token_costs.prefix
+    places = torch.rand(patches, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = with_places(scores(0), (20 * places).tolist())
+    sizes, merge = with_tokens(asked, found)
+    count = merge[0] if merge else 0
+    assert asked.merging((count, 0)).cost(sizes) <= asked.merging((count, 0)).limit + 1
+    assert sum(merge[1:]) == 0
+
+    def total(merged: int) -> float:
+        way = asked.merging((merged, 0))
+        if way.least > way.limit:
+            return -1.0
+        kept = (20 * places).sort(descending=True).values[: patches - merged]
+        return highest_scores(way, found)[1] + float(kept.sum())
+
+    assert total(count) == pytest.approx(max(map(total, range(sum(asked.token_costs.most()) + 1))))
+
+
+def test_worthless_tokens_go_first() -> None:
+    sparsity = SparsityConfig(macs=0.3, search="scores", merge_tokens=True)
+    asked = make_budget(SPEC, BLOCKS, sparsity, DENSE, None, merges=True)
+    assert asked.token_costs is not None
+    patches = asked.token_costs.tokens - asked.token_costs.prefix
+    _, merge = with_tokens(asked, with_places(scores(0), [1e-9] * (patches // 2) + [1e3] * (patches - patches // 2)))
+    assert merge == (patches // 2, 0)
+    _, merge = with_tokens(asked, with_places(scores(0), [1e3] * patches))
+    assert merge == ()
+
+
+def test_a_search_that_merges_tokens_meets_its_budget(tmp_path: Path) -> None:
+    cfg = run(SparsityConfig(macs=0.4, search="scores", merge_tokens=True, skip_unread=False))
+    cfg = replace(cfg, ranker=RankerConfig(mlp="optin", heads="optin", optin_images=8))
+    report = prune(cfg, tmp_path).report
+    assert report.size.removed_percent.macs >= 40
+    assert report.sparsity.merged_tokens is not None
+    assert sum(report.sparsity.merged_tokens) > 0
+    with pytest.raises(CorpError, match="scores of tokens that the ranker optin has"):
+        prune(replace(cfg, ranker=RankerConfig(mlp="output", heads="output")))
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
         ({"latency": 0.3}, "knows no time"),
         ({"macs": 0.3, "heads": 0.5}, "chooses heads as well"),
-        ({"macs": 0.3, "merge_tokens": True}, "goes by measured damage"),
     ],
 )
 def test_what_scores_cannot_choose_is_refused(other: dict[str, float], message: str) -> None:
