@@ -75,14 +75,13 @@ def gauss_newton(
     """`start` after up to `rounds` rounds, each with the λ of `ridges` that is best on `held_out`, and what they gave.
 
     A round moves W and then solves B and b in closed form, with a ridge towards what they are. It is taken only where
-    the error on `fitted` falls and that on `held_out` falls with it, so that a layer that would overfit stays. From the
-    second on only the λ taken last and its neighbours are tried.
+    the error on `fitted` falls and that on `held_out` falls with it, so that a layer that would overfit stays. Later
+    rounds try only the λ taken last and its neighbours, and it alone once it was taken twice.
     """
     layers, taken = start, list[float]()
     first = now = error(start, units, fitted), error(start, units, held_out)
     for _ in range(rounds):
-        last = ridges.index(taken[-1]) if taken else None
-        tried = ridges if last is None else ridges[max(0, last - 1) : last + 2]
+        tried = worth_trying(ridges, taken)
         found = [
             (error(moved, units, held_out), on_fitted, ridge, moved)
             for ridge, step in zip(tried, steps_of(layers, units, fitted, tried), strict=True)
@@ -97,6 +96,14 @@ def gauss_newton(
         if gained < ENOUGH:
             break
     return layers, Fit(len(taken), tuple(taken), (first[0], now[0]), (first[1], now[1]))
+
+
+def worth_trying(ridges: tuple[float, ...], taken: list[float]) -> tuple[float, ...]:
+    """Of `ridges`, in order, those worth it in the round after those that took `taken`."""
+    if not taken:
+        return ridges
+    last, settled = ridges.index(taken[-1]), taken[-1:] == taken[-2:-1]
+    return ridges[last : last + 1] if settled else ridges[max(0, last - 1) : last + 2]
 
 
 def downhill(

@@ -96,7 +96,7 @@ class RunningMoments:
         else:
             added = weights.double().sum().to(self.weight)
             mean = weights @ x / added.to(x)
-            add_upper_gram(self.scatter, (x - mean) * weights.sqrt()[:, None])
+            add_upper_gram(self.scatter, (x - mean).mul_(weights.sqrt()[:, None]))
         delta = mean.to(self.mean) - self.mean
         total = self.weight + added
         apart = delta * (self.weight * added / total).sqrt()

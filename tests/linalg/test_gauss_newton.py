@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from timm.layers.activations import quick_gelu
 
 from corp_cli.linalg.gauss_newton import (
+    ENOUGH,
     Layers,
     Tokens,
     Units,
@@ -22,6 +24,7 @@ from corp_cli.linalg.gauss_newton import (
     solve_second,
     steps_of,
     with_slopes,
+    worth_trying,
 )
 from tests.linalg.test_linalg import normal
 
@@ -148,3 +151,29 @@ def test_units_that_reach_nothing_and_inputs_that_are_constant_stay_finite() -> 
     for step in steps_of(dead, UNITS["relu"][1], Tokens(z, tokens.y, tokens.weights), RIDGES):
         assert step.isfinite().all()
         assert not step[:, 0].any()
+
+
+@pytest.mark.parametrize(
+    ("taken", "tried"),
+    [
+        ([], RIDGES),
+        ([0.01], RIDGES[:2]),
+        ([0.1], RIDGES),
+        ([1.0], RIDGES[1:]),
+        ([0.1, 0.1], (0.1,)),
+        ([1.0, 0.1], RIDGES),
+    ],
+)
+def test_ridges_settle(taken: list[float], tried: tuple[float, ...]) -> None:
+    assert worth_trying(RIDGES, taken) == tried
+
+
+def test_a_round_that_gains_little_is_the_last() -> None:
+    layers, tokens = problem(8, 1, 300)
+    held_out = Tokens(tokens.z, tokens.y, tokens.weights)
+    _, found = fit(layers, F.gelu, tokens, held_out, rounds=30)
+    assert 1 < found.rounds < 30
+    errors = [fit(layers, F.gelu, tokens, held_out, rounds=n)[1].held_out[1] for n in range(1, found.rounds + 1)]
+    gains = [1 - after / before for before, after in pairwise([found.held_out[0], *errors])]
+    assert all(gain >= ENOUGH for gain in gains[:-1])
+    assert gains[-1] < ENOUGH
