@@ -48,19 +48,19 @@ def likely_sizes(work: Work) -> tuple[Sizes, ...]:
 def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> dict[str, float]:
     """Seconds of the long stages, by their names in the report; `sizes` are those asked for, or near the budget."""
     images, device, solves = work.images.calibration, work.dense.device, measure_solves(work, cfg, rates.width)
-    left, f, workers = share(work, sizes), rates.forward, readers(cfg.calibration.num_workers)
+    left, f, load, workers = share(work, sizes), rates.forward, work.load, readers(cfg.calibration.num_workers)
     with products(work.calibration.precision):
         fit, values = fit_seconds(work, cfg, sizes, rates), value_seconds(work, cfg, sizes, rates)
     compensate = fit + values
     if not work.along:
         compensate += solves.compensate
         if fit or values:  # the dense stream, what its MLPs give, and what the cut ones give
-            again = feed(f, images, rates, workers, device)
+            again = f if work.measured and load.decoded else feed(f, images, rates, workers, device)
             compensate += len(images) * (again + (2 + left) * f) + solves.refit
     else:
         # Both streams go through the dense blocks, where statistics are taken, and x̂ twice through the cut ones, their
         # MLPs once more where those are refitted.
-        again = feed(f, images, rates, workers, device)
+        again = f if work.measured and load.decoded else feed(f, images, rates, workers, device)
         compensate += len(images) * (again + rates.calibrate + (1 + (3 if fit else 2) * left) * f)
         compensate += (2 if fit else 1) * solves.refit + solves.rank + solves.compensate
     judged, evaluation = work.images.evaluation, cfg.evaluation
@@ -139,8 +139,9 @@ def peak_mib(work: Work, cfg: PruneConfig, rates: Rates) -> dict[str, float | No
         host, added = (sum(whole), held) if settings.offload == "blocks" else (0, held + sum(whole))
         found["plan"] = Need(calibrated.host + host, calibrated.device + added)
     need = most(found)
-    if work.keep is on_device:  # which holds the tokens of all images too, and nothing else is on the host
+    if work.keep is on_device:  # which holds the tokens of all images too
         need = Need(0, need.device + need.host)
+    need = replace(need, host=need.host + load.decoded)
     if device.type == "cuda":
         return {"host": rates.host_mib + need.host / MIB, "device": need.device / MIB}
     timed = load.parameters * FLOAT + statistics_bytes(load, load.blocks) + activations(load, rates.batch)

@@ -91,18 +91,19 @@ class RunningMoments:
     def add(self, x: Tensor, weights: Tensor | None = None) -> None:
         """Take in the rows of x [n, d], each counted `weights` [n] times (once where not given)."""
         if weights is None:
-            added, mean = self.weight.new_tensor(x.shape[0]), x.mean(0)
+            mean = x.mean(0)
+            added: Tensor | float = float(x.shape[0])
             add_upper_gram(self.scatter, x - mean)
         else:
-            added = weights.double().sum().to(self.weight)
-            mean = weights @ x / added.to(x)
+            total = weights.sum()
+            mean, added = weights @ x / total, total.to(self.weight)
             add_upper_gram(self.scatter, (x - mean).mul_(weights.sqrt()[:, None]))
         delta = mean.to(self.mean) - self.mean
-        total = self.weight + added
-        apart = delta * (self.weight * added / total).sqrt()
+        both = self.weight + added
+        apart = delta * (self.weight * added / both).sqrt()
         self.scatter.addr_(apart, apart)
-        self.mean += delta * (added / total)
-        self.weight = total
+        self.mean += delta * (added / both)
+        self.weight = both
         self.count += x.shape[0]
 
     def joined(self, other: RunningMoments) -> RunningMoments:

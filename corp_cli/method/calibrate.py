@@ -63,7 +63,7 @@ class RunningLogits:
             self.gram_k_centred[some] += (sum_k - means.mT @ means / n).to(self.gram_k)
         self.images += qkv.shape[0]
         self.tokens += qkv.shape[0] * n
-        self.queries = self.queries + (qkv.shape[0] * n if weights is None else weights.sum(dtype=torch.float64))
+        self.queries = self.queries + (qkv.shape[0] * n if weights is None else weights.sum().to(self.energy))
 
     def result(self) -> LogitStatistics:
         """The statistics of everything that all processes have taken in."""

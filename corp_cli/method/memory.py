@@ -44,6 +44,13 @@ class Load:
     tokens: int
     width: int
     pixels: int
+    prepared: bool = False  # images that the caller holds anyway
+
+    @property
+    def decoded(self) -> int:
+        """Bytes of the host that decoded images take for passes to come; none, where they would take too many."""
+        every = self.images * self.pixels
+        return 0 if self.prepared or every > MOST_DECODED else every
 
     def maps(self, how: CompensationConfig, batch: int) -> int:
         """The attention of all blocks to a batch, by which tokens are weighted."""
@@ -59,7 +66,9 @@ class Need:
 
 
 @torch.inference_mode()
-def load_of(dense: LoadedModel, groups: frozenset[str], images: int, sparsity: SparsityConfig) -> Load:
+def load_of(
+    dense: LoadedModel, groups: frozenset[str], images: int, sparsity: SparsityConfig, prepared: bool = False
+) -> Load:
     """That of a run that prunes `groups` of `dense` by so many images."""
     of_block = max(parameters(dense.model.get_submodule(block.name)) for block in dense.blocks)
     first, size = next(dense.model.parameters()), dense.spec.data["input_size"]
@@ -70,7 +79,7 @@ def load_of(dense: LoadedModel, groups: frozenset[str], images: int, sparsity: S
     budget, each = sparsity.budget(), first.element_size()
     cut = sparsity.fractions()["mlp"] or (getattr(sparsity, budget) if budget else 0.0)
     counted = stream.numel() // stream.shape[-1], stream.shape[-1], torch.Size(size).numel()
-    return Load(dense.blocks, groups, parameters(dense.model), of_block, each, images, 1 - cut, *counted)
+    return Load(dense.blocks, groups, parameters(dense.model), of_block, each, images, 1 - cut, *counted, prepared)
 
 
 def statistics_bytes(load: Load, blocks: tuple[Block, ...]) -> int:
@@ -126,28 +135,27 @@ def working_set(load: Load, how: CompensationConfig, batch: int) -> float:
 
 
 def needs(load: Load, how: CompensationConfig, cfg: CalibrationConfig) -> dict[str, Need]:
-    """By stage, with everything that is there all along."""
+    """By stage, with everything that is there all along, but for decoded images, which stay on the host."""
     batch, depth = min(cfg.batch_size, load.images), len(load.blocks)
     sums, largest = (statistics_bytes(load, blocks) for blocks in (load.blocks, load.blocks[:1]))
     sequential, refits = how.propagate != "none", how.mlp == "gauss_newton" or how.vo == "reduced_rank"
     seen, stream = activations(load, batch), load.images * load.tokens * load.width * FLOAT
-    streams, pixels = 0 if cfg.scratch else stream, load.images * load.pixels
-    decoded = pixels if pixels <= MOST_DECODED else 0
+    streams = 0 if cfg.scratch else stream
     kept = streams * (4 if sequential else 3 if refits else 0)  # dense and pruned, and targets of both halves
     repair = working_set(load, how, batch) if sequential or refits else load.of_block * DOUBLE + TWICE * largest
     if cfg.offload == "blocks":
         one, rest = load.parameters * load.bytes_each, load.parameters - depth * load.of_block
         at_hand = (3 * rest + 2 * load.of_block) * FLOAT
         return {
-            "calibrate": Need(one + sums + streams + decoded, at_hand + TWICE * largest + seen),
-            "compensate": Need(3 * one + sums + kept + decoded, at_hand + repair),
-            "evaluate": Need(3 * one + sums + decoded, at_hand + seen),
+            "calibrate": Need(one + sums + streams, at_hand + TWICE * largest + seen),
+            "compensate": Need(3 * one + sums + kept, at_hand + repair),
+            "evaluate": Need(3 * one + sums, at_hand + seen),
         }
     one = load.parameters * FLOAT
     return {
-        "calibrate": Need(decoded, one + TWICE * sums + seen),
-        "compensate": Need(kept + decoded, 3 * one + sums + repair),
-        "evaluate": Need(decoded, 3 * one + sums + seen),
+        "calibrate": Need(0, one + TWICE * sums + seen),
+        "compensate": Need(kept, 3 * one + sums + repair),
+        "evaluate": Need(0, 3 * one + sums + seen),
     }
 
 
@@ -207,7 +215,7 @@ def has_room_for_streams(load: Load, how: CompensationConfig, cfg: CalibrationCo
 def warn_of_host(load: Load, need: Need, cfg: CalibrationConfig, shared: bool) -> None:
     """Say so where the host has less than the run needs beside the model, which is there; shared: with the device."""
     free = free_host_memory()
-    needed = need.host + (need.device if shared else 0) - load.parameters * load.bytes_each
+    needed = need.host + load.decoded + (need.device if shared else 0) - load.parameters * load.bytes_each
     if free is not None and needed > free:
         advice = "use fewer images" if cfg.scratch else "set calibration.scratch=FOLDER, or use fewer images"
         console.warn(

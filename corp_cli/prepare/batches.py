@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -36,14 +37,15 @@ def preparation(images: ImageSet, spec: ModelSpec) -> tuple[Transform | None, Sc
 def calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
     """Preprocessed calibration images, with a progress bar; spares take the places of those that cannot be read.
 
-    They are decoded once, where there is room to keep them. Of several processes each has its own part of the images.
+    They are decoded once, where there is room to keep them: all processes decide alike, since each waits for the others
+    to read. Each of several has its own part of the images.
     """
     total, again = len(ranks.part(len(images.calibration))), images.decoded.whole
     _, scaled = preparation(images.calibration, dense.spec)
     found = _kept(images.decoded, cfg) if again else _calibration_batches(images, dense, cfg, seed)
     for pixels in console.track(found, "calibrate", total, cfg.batch_size):
         yield scaled(pixels.to(dense.device, non_blocking=True))
-    if not again:
+    if not again and images.calibrated.key:  # without one, calibration has judged them
         require_good(images.calibrated)
 
 
@@ -56,18 +58,18 @@ def _calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationCon
     images.calibrated.restart()
     images.decoded.restart()
     chosen, spares, wanted = images.calibration, images.spares, len(images.calibration)
-    own, room = ranks.part(wanted), MOST_DECODED
-    transform, _ = preparation(chosen, dense.spec)
+    own, (transform, _) = ranks.part(wanted), preparation(chosen, dense.spec)
+    fits = transform is not None and wanted * math.prod(dense.spec.data["input_size"]) <= MOST_DECODED
     while len(chosen):
         intake = images.calibrated
         # not pinned: that takes longer than copying them once, and what is kept could not be swapped out
         for pixels, _ in own_batches(chosen, own, transform, cfg.batch_size, cfg.num_workers, False, intake):
-            room -= pixels.nbytes
-            images.decoded.take(pixels, room >= 0 and transform is not None)
+            if fits:
+                images.decoded.batches.append(pixels)
             yield pixels
         chosen, spares = choose(spares, wanted - intake.good, seed)
         own = ranks.at_the_end(len(chosen))
-    images.decoded.whole = bool(images.decoded.batches)
+    images.decoded.whole = fits
 
 
 def curve_batches(

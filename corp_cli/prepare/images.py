@@ -33,13 +33,6 @@ class Decoded:
         """Forget them."""
         self.batches, self.whole = [], False
 
-    def take(self, pixels: Tensor, room: bool) -> None:
-        """One more batch; without room for it, none is worth keeping."""
-        if room:
-            self.batches.append(pixels)
-        else:
-            self.batches.clear()
-
 
 @dataclass(frozen=True)
 class Images:

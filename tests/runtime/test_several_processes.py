@@ -106,6 +106,7 @@ SLOW = {
     "random": (2, ["recipe=paper", "sparsity.joint=0.5", "ranker=random"]),
     "few": (3, ["recipe=paper", "sparsity.joint=0.5", *FEW, "evaluation.num_images=2"]),
     "few-sequential": (3, ["sparsity.joint=0.5", *FEW]),
+    "few-twice": (3, ["sparsity.joint=0.5", "compensation.propagate=none", *FEW]),
     "one-shot": (2, [*RUNS["sequential"][1], "compensation.propagate=none"]),
     "paper-budget": (2, ["recipe=paper", *BUDGET, "sparsity.merge_tokens=false"]),
 }
