@@ -134,8 +134,9 @@ def peak_mib(work: Work, cfg: PruneConfig, rates: Rates) -> dict[str, float | No
     if isinstance(work.target, Budget):
         calibrated, images = found["calibrate"], min(cfg.sparsity.curve_images, load.images)
         held = images * (2 * load.tokens * load.width + load.pixels) * FLOAT
-        # the copy around, and all weights in float64: beside the blocks, wherever those are
-        whole = load.parameters * DOUBLE, load.parameters * (load.bytes_each if settings.offload == "blocks" else FLOAT)
+        # the copy around, that to cut, and all weights in float64: beside the blocks, wherever those are
+        each = load.bytes_each if settings.offload == "blocks" else FLOAT
+        whole = load.parameters * DOUBLE, 2 * load.parameters * each
         host, added = (sum(whole), held) if settings.offload == "blocks" else (0, held + sum(whole))
         found["plan"] = Need(calibrated.host + host, calibrated.device + added)
     need = most(found)

@@ -95,10 +95,11 @@ def spare_tokens(model: nn.Module, merge: tuple[int, ...], updated_tokens: int |
 
 
 def put_token_blocks(model: nn.Module) -> None:
-    """Make every block one that could merge tokens, and merges none."""
-    blocks = blocks_of(model)
+    """Make every block one that could merge tokens, and merges none; the last updates only what the head reads."""
+    blocks, needed = blocks_of(model), needed_tokens(model) or None
     for block in blocks:
-        _spare(model, block, 0, None, block == blocks[-1])
+        last = block == blocks[-1]
+        _spare(model, block, 0, needed if last else None, last)
 
 
 def _spare(model: nn.Module, block: Block, merge: int, updated_tokens: int | None, last: bool) -> None:

@@ -26,7 +26,7 @@ from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights, put_module
 from corp_cli.models.blocks import TOKENS, Block, BlockWeights, Sizes
 from corp_cli.models.streams import logits_from, through, tokens
-from corp_cli.models.token_block import put_token_blocks
+from corp_cli.models.token_block import needed_tokens, put_token_blocks, spare_tokens
 from corp_cli.runtime import console, ranks
 
 # fraction of every group that is cut around the one measured → fractions removed of that one at which it is measured
@@ -115,10 +115,13 @@ def damage_curves(
     It is measured where the fractions `anchors` of the group are removed. The stream is kept at the block concerned, so
     that a measurement costs only the blocks from there on. Of several processes each measures some of the blocks.
     """
-    merging = [i for i, group in wanted if group == TOKENS]
-    if merging:
+    merging, read = any(group == TOKENS for _, group in wanted), needed_tokens(model)
+    if merging or read:
         model = copy.deepcopy(model)
+    if merging:
         put_token_blocks(model)
+    elif read:  # the same outputs for a fraction of the last block
+        spare_tokens(model, (), read)
     around = copy.deepcopy(model)
     dense = tuple(block_weights(model, block) for block in blocks)
 

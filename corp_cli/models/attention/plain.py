@@ -38,7 +38,8 @@ class PrunedAttention(nn.Module):
         super().__init__()
         self.num_heads, self.qk_dim, self.v_dim, self.scale = sizes.heads, sizes.qk, sizes.vo, sizes.scale
         self.head_dim, self.fused_attn = sizes.vo, True  # as timm's attention says it
-        self.updated_tokens: int | None = None  # only so many leading tokens ask and are answered; None: all
+        # only so many leading tokens ask and are answered; None: all
+        self.updated_tokens: int | None = getattr(dense, "updated_tokens", None)
         like = {"device": dense.proj.weight.device, "dtype": dense.proj.weight.dtype}
         inputs = (dense.q_proj if dense.qkv is None else dense.qkv).in_features
         rows, outputs = sizes.heads * (2 * sizes.qk + sizes.vo), sizes.heads * sizes.vo
