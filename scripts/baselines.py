@@ -60,6 +60,7 @@ ROWS = [
         if (ranker, repair) != ("activation", "paper")  # that is the paper's method
     ),
     *(Row("optin", repair, budget("recipe=optin", f"compensation={repair}")) for repair in ("none", "mean", "paper")),
+    Row("optin, merging", "none", budget("recipe=optin", "sparsity.merge_tokens=true"), kinds=("macs",)),
     *(Row("kwon", repair, budget("recipe=kwon", f"compensation={repair}")) for repair in ("none", "scale", "paper")),
     Row("paper", "paper", uniform("recipe=paper")),
     Row("best, same sizes", "best", uniform()),
