@@ -25,7 +25,14 @@ from corp_cli.measure.precision import products
 from corp_cli.method.calibrate import calibrate, require_tokens
 from corp_cli.method.compensate import Errors, compensate
 from corp_cli.method.cut import only
-from corp_cli.method.fit_one_shot import TRIAL_IMAGES, TRIAL_TOKENS, fit_every_block, left_by_refit, refits
+from corp_cli.method.fit_one_shot import (
+    TRIAL_DEPENDS,
+    TRIAL_IMAGES,
+    TRIAL_TOKENS,
+    fit_every_block,
+    left_by_refit,
+    refits,
+)
 from corp_cli.method.keep import KeptUnits, keep
 from corp_cli.method.optin import Losses, trajectory_losses, trajectory_scores
 from corp_cli.method.rank import RankerArgs, Scores, rank
@@ -209,7 +216,7 @@ def curves_of(
         parts = {
             "ranker": asdict(cfg.ranker),
             "compensation": {key: getattr(settings, key) for key in ("mlp", "qk", "vo", "ridge")},
-            **({"refit": [TRIAL_IMAGES, TRIAL_TOKENS, asdict(settings)]} if fits else {}),
+            **({"refit": [TRIAL_IMAGES, TRIAL_TOKENS, *(getattr(settings, k) for k in TRIAL_DEPENDS)]} if fits else {}),
             "images": [count, cfg.seed],
             "context": [asdict(sizes) for sizes in context],
             "anchors": anchors,

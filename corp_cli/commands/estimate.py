@@ -16,7 +16,7 @@ from corp_cli.measure.precision import products
 from corp_cli.measure.timing import ENOUGH, WARM_UP
 from corp_cli.method.fit_one_shot import TRIAL_IMAGES, TRIAL_TOKENS
 from corp_cli.method.memory import DOUBLE, FLOAT, Need, activations, most, needs, statistics_bytes
-from corp_cli.method.optin import COPIES, units_of
+from corp_cli.method.optin import COPIES, asked_of, units_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.prepare.work import Work
 from corp_cli.runtime.environment import cores
@@ -82,8 +82,9 @@ def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates:
 
 def masked_seconds(work: Work, cfg: PruneConfig, rates: Rates) -> float:
     """Of the ranker optin: every unit, masked in turn, through the blocks from its own on."""
-    groups, depth, model = work.masked(cfg.ranker), len(work.dense.blocks), work.dense.model
-    passes = sum(units_of(model, block, groups) * (depth - i) / depth for i, block in enumerate(work.dense.blocks))
+    blocks, depth = work.dense.blocks, len(work.dense.blocks)
+    asked = enumerate(zip(blocks, asked_of(blocks, work.masked(cfg.ranker)), strict=True))
+    passes = sum(units_of(work.dense.model, block, groups) * (depth - i) / depth for i, (block, groups) in asked)
     return min(cfg.ranker.optin_images, len(work.images.calibration)) * passes * rates.forward
 
 

@@ -29,6 +29,7 @@ from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, on_host
 
 TRIAL_IMAGES, TRIAL_TOKENS = 512, 2**15  # for `left_by_refit`
+TRIAL_DEPENDS = "ridge_lambda", "token_weights", "class_token_weight", "token_floor", "fit_tokens"  # on these of `cfg`
 
 
 def refits(cfg: CompensationConfig) -> bool:

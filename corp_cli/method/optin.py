@@ -74,12 +74,11 @@ def trajectory_losses(
         outputs.append(through(model, block, outputs[-1]))
     reference = head(model, outputs[-1]) if getattr(model, "num_classes", None) != 0 else None
     found = [progress.read(i) if progress else None for i in range(len(blocks))]
-    missing = [i for i, known in enumerate(found) if known is None]
-    with passes_shown(sum(units_of(model, blocks[i], groups) * (len(blocks) - i) for i in missing)) as show:
+    missing, asked = [i for i, known in enumerate(found) if known is None], asked_of(blocks, groups)
+    with passes_shown(sum(units_of(model, blocks[i], asked[i]) * (len(blocks) - i) for i in missing)) as show:
         for i in missing:
             losses: Losses = {}
-            asked = groups if i + 1 < len(blocks) else groups - {TOKENS}
-            for group, masked, left in masked_streams(model, blocks[i], outputs[i], asked, at_once):
+            for group, masked, left in masked_streams(model, blocks[i], outputs[i], asked[i], at_once):
                 relations = by_model(outputs[i + 1], masked, left)
                 for block, known in zip(blocks[i + 1 :], outputs[i + 2 :], strict=True):
                     masked = through(model, block, masked)
@@ -151,8 +150,13 @@ def divergences(reference: Tensor, found: Tensor) -> Tensor:
     return each.sum((1, 2)) / len(dense)
 
 
+def asked_of(blocks: tuple[Block, ...], groups: frozenset[str]) -> list[frozenset[str]]:
+    """What is masked in every block: `groups`, but the last passes on no tokens that another block could miss."""
+    return [groups] * (len(blocks) - 1) + [groups - {TOKENS}]
+
+
 def units_of(model: nn.Module, block: Block, groups: frozenset[str]) -> int:
-    """How many units of a block are masked; tokens as if the last block had some."""
+    """How many units of a block are masked."""
     of_block = sum(int(getattr(block.sizes, group)) for group in groups - block.refusals.keys() - {TOKENS})
     return of_block + (all_tokens(model) - prefix_tokens(model) if TOKENS in groups else 0)
 
