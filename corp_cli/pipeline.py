@@ -102,9 +102,12 @@ def prune(
     with watch("load"):
         work = prepare_run(cfg, folder, given)
         cfg, rounded = replace(cfg, sparsity=work.sparsity), work.calibration.precision
+        weighs = cfg.compensation.weighs_logits
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images
         sets = images.calibration, images.spares
-        cache = ranks.once(opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups, rounded)
+        cache = ranks.once(
+            opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups, rounded, weighs
+        )
         watch.expected |= expect(work, cfg) if expect else {}
     with products(work.calibration.precision):
         with watch("calibrate"):
@@ -177,7 +180,7 @@ def measure_statistics(work: Work, cfg: PruneConfig) -> Statistics:
 
     def measure(c: CalibrationConfig) -> Statistics:
         batches = calibration_batches(work.images, dense, c, cfg.seed)
-        return calibrate(dense.model, dense.blocks, batches, work.groups, work.keep)
+        return calibrate(dense.model, dense.blocks, batches, work.groups, work.keep, cfg.compensation.weighs_logits)
 
     return halving_batches(measure, work.calibration, "calibration")
 

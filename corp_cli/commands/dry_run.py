@@ -44,7 +44,7 @@ def foresee(cfg: PruneConfig) -> Outlook:
     for kind, label in UNITS.items():
         before = cost_of(dense.spec, dense.blocks, whole, kind)
         counts[label] = before, cost_of(dense.spec, dense.blocks, sizes, kind, target.updated_tokens)
-    rates = measure_rates(work, work.calibration)
+    rates = measure_rates(work, work.calibration, cfg.compensation.weighs_logits)
     seconds = watch.seconds | stage_seconds(work, cfg, sizes, rates)
     return Outlook(work, sizes, counts, rates, seconds, peak_mib(work, cfg, rates))
 

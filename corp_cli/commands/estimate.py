@@ -34,7 +34,8 @@ def expected_seconds(work: Work, cfg: PruneConfig) -> dict[str, float]:
     """Seconds of the long stages, by their names in the report, from short runs; none where these cannot be done."""
     try:
         with plain_memory_errors():
-            return stage_seconds(work, cfg, likely_sizes(work), measure_rates(work, work.calibration))
+            rates = measure_rates(work, work.calibration, cfg.compensation.weighs_logits)
+            return stage_seconds(work, cfg, likely_sizes(work), rates)
     except CorpError:  # if that is in the way of the run too, the run says so
         return {}
 

@@ -57,7 +57,7 @@ class Rates:
     host_mib: float
 
 
-def measure_rates(work: Work, cfg: CalibrationConfig) -> Rates:
+def measure_rates(work: Work, cfg: CalibrationConfig, weighs: bool = False) -> Rates:
     """Time reading, forward passes and calibration on a few images, for a few seconds at most."""
     dense, calibration = work.dense, work.images.calibration
     few = calibration.subset(list(range(min(PROBES, len(calibration)))))
@@ -72,7 +72,7 @@ def measure_rates(work: Work, cfg: CalibrationConfig) -> Rates:
     def passes() -> float:
         return median(pass_seconds({"dense": dense.model}, images, PASSES, MAX_SECONDS)["dense"]) / size
 
-    sums = Calibration(dense.model, dense.blocks, work.groups)
+    sums = Calibration(dense.model, dense.blocks, work.groups, weighs)
     with products(cfg.precision):
         forward = passes()
         calibrate = min(seconds(lambda: sums.add(images), dense.device) for _ in range(2)) / size

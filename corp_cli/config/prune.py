@@ -25,7 +25,7 @@ RANKERS = {
 }
 COMPENSATIONS = {
     "mlp": ("none", "mean", "scale", "affine", "gauss_newton"),
-    "qk": ("none", "sylvester", "lowrank"),
+    "qk": ("none", "sylvester", "lowrank", "weighted_lowrank"),
     "vo": ("none", "mean", "scale", "affine", "lowrank", "reduced_rank"),
     "propagate": ("none", "sequential"),
     "token_weights": ("uniform", "class_token", "rollout"),
@@ -149,7 +149,7 @@ class CompensationConfig:
     """How the damage to each group is repaired in closed form."""
 
     mlp: str = "gauss_newton"  # affine (Eq. 8-11, folded into fc2), then fc1 and fc2 refitted to tokens
-    qk: str = "lowrank"  # or sylvester: Eq. 13-16; folded into the query and key projections
+    qk: str = "weighted_lowrank"  # or sylvester: Eq. 13-16; folded into the query and key projections
     vo: str = "reduced_rank"  # lowrank, then values and proj refitted; or affine: Eq. 8-11 on the head outputs
     ridge_lambda: Optional[float] = None  # relative to the mean diagonal of the covariance; None: see `ridge`
     propagate: str = "sequential"  # repair block by block on the stream of the blocks before; or none
@@ -164,6 +164,11 @@ class CompensationConfig:
         require_choice("compensation.", self, **COMPENSATIONS)
         require_at_least("compensation.", self, ridge_lambda=0, class_token_weight=0, fit_tokens=1)
         require_fraction("compensation.", self, "alpha", "beta", "token_floor")
+
+    @property
+    def weighs_logits(self) -> bool:
+        """Whether logits are fitted by what attention makes of them."""
+        return self.qk == "weighted_lowrank"
 
     @property
     def ridge(self) -> float:

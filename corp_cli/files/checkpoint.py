@@ -150,7 +150,7 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     if expected != shapes or dense_parameters > MOST_CUT * held:
         raise CorpError(f"The tensors in {path} do not match its manifest; make it again.")
     model.to(dtype if dtype.itemsize > 1 else torch.float32)  # nothing computes in 8 bits
-    model = filled(model, manifest.model, lambda dense: resize(dense, manifest.blocks))
+    model = filled(model, manifest.model.name, manifest.model.args, lambda dense: resize(dense, manifest.blocks))
     own = model.state_dict()
     with torch.no_grad():
         for name, tensor in stored(path):  # one at a time: there may be no room for all of them twice

@@ -1,4 +1,7 @@
-"""Compensation of attention logits by a Sylvester equation (paper §3.4, App. B.2, Alg. 5), batched over heads."""
+"""Compensation of attention logits by a Sylvester equation (paper §3.4, App. B.2, Alg. 5), batched over heads.
+
+And what a logit's error does to what attention gives, by which those that matter are fitted best.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import torch
 from torch import Tensor
 
 from corp_cli.linalg.moments import relative
+
+EVEN = 0.1  # share of the weight of logits that is spread evenly
 
 
 def sylvester(gram_q: Tensor, gram_k: Tensor, rhs: Tensor, ridge_lambda: float) -> Tensor:
@@ -56,3 +61,32 @@ def logit_error(gram_q: Tensor, gram_k: Tensor, bilinear: Tensor) -> float:
     """
     D = torch.eye(gram_q.shape[1], dtype=gram_q.dtype, device=gram_q.device) - bilinear
     return relative((gram_q @ D @ gram_k * D).sum(), (gram_q * gram_k.mT).sum())
+
+
+def logit_weights(q: Tensor, k: Tensor, v: Tensor, scale: float, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """(r [B, H, N], c [B, H, N]): an error of logit (i, j) matters r_i c_j to the outputs o_i = Σ_j P_ij v_j.
+
+    To first order δo_i = Σ_j P_ij δl_ij (v_j - o_i), so that errors which do not go together add up to
+    a_ij = P_ij² ‖v_j - o_i‖² each, of query i `counted` [B, 1 or H, N] times. r and c are the sums of a over keys and
+    over queries, scaled so that in every image Σ r = Σ counted and Σ c = N; `EVEN` of both stays as without attention.
+    q, k [B, H, N, d], v [B, H, N, dv].
+    """
+    P = ((scale * q) @ k.mT).softmax(-1)
+    o = P @ v
+    S = P.square_()
+
+    def far(one: Tensor, other: Tensor, maps: Tensor, times: Tensor) -> Tensor:
+        """Σ over `other` of maps · times · ‖one - other‖²."""
+        squared = other.square().sum(-1, keepdim=True)
+        summed = maps @ (torch.cat([other, squared, torch.ones_like(squared)], -1) * times[..., None])
+        parts = summed.split([other.shape[-1], 1, 1], -1)
+        found = parts[1] - 2 * (parts[0] * one).sum(-1, keepdim=True) + parts[2] * one.square().sum(-1, keepdim=True)
+        return found[..., 0].clamp(min=0)
+
+    def scaled(found: Tensor, even: Tensor) -> Tensor:
+        share = found * (even.sum(-1, keepdim=True) / found.sum(-1, keepdim=True))
+        return EVEN * even + (1 - EVEN) * share.where(share.isfinite(), even)
+
+    counted = counted.expand(q.shape[:-1])
+    ones = torch.ones_like(counted)
+    return scaled(counted * far(o, v, S, ones), counted), scaled(far(v, o, S.mT, counted), ones)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig
 from corp_cli.errors import CorpError
+from corp_cli.linalg.logits import logit_weights
 from corp_cli.linalg.moments import RunningMoments
 from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
 from corp_cli.models.blocks import Block
@@ -25,17 +26,20 @@ from corp_cli.models.streams import through, tokens
 from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, on_host
 
+MAPS = 2**27  # values of attention maps that are looked at together
+
 
 class RunningLogits:
     """Sums behind LogitStatistics, in float64."""
 
-    def __init__(self, block: Block, device: torch.device) -> None:
-        self.block = block
+    def __init__(self, block: Block, device: torch.device, weighs: bool = False) -> None:
+        """weighs: whether logits are weighted too, by what attention makes of them; none to which anything is added."""
+        self.block, self.weighs = block, weighs and block.bare_logits
         heads, d = block.sizes.heads, block.sizes.qk
         self.tokens, self.images = 0.0, 0
         self.queries: Tensor | float = 0.0
-        self.gram_q, self.gram_k, self.gram_k_centred = (
-            torch.zeros(heads, d, d, dtype=torch.float64, device=device) for _ in range(3)
+        self.gram_q, self.gram_k, self.gram_k_centred, self.seen_q, self.seen_k = (
+            torch.zeros(heads, d, d, dtype=torch.float64, device=device) for _ in range(5)
         )
         self.energy = torch.zeros(heads, d, dtype=torch.float64, device=device)
 
@@ -61,9 +65,23 @@ class RunningLogits:
             self.gram_q[some] += gram_q.sum(0).to(self.gram_q)
             self.gram_k[some] += sum_k.to(self.gram_k)
             self.gram_k_centred[some] += (sum_k - means.mT @ means / n).to(self.gram_k)
+            if self.weighs:
+                width = self.block.sizes.vo
+                v = qkv[..., 2 * heads * d + head * width :][..., : together * width].unflatten(-1, (-1, width))
+                self._weigh(some, q, k, v.transpose(1, 2), weights)
         self.images += qkv.shape[0]
         self.tokens += qkv.shape[0] * n
         self.queries = self.queries + (qkv.shape[0] * n if weights is None else weights.sum().to(self.energy))
+
+    def _weigh(self, some: slice, q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None) -> None:
+        """Take in q, k [B, heads, N, d] and v [B, heads, N, dv] of `some` heads, as many images at a time as fit."""
+        counted = q.new_ones(len(q), 1, q.shape[2]) if weights is None else weights[:, None].to(q)
+        for part in torch.arange(len(q)).split(max(1, MAPS // (q.shape[1] * q.shape[2] ** 2))):
+            at = slice(int(part[0]), int(part[-1]) + 1)
+            r, c = logit_weights(q[at], k[at], v[at], self.block.scale, counted[at])
+            centred = k[at] - (c[..., None, :] @ k[at]) / c.sum(-1)[..., None, None]
+            self.seen_q[some] += ((q[at] * r[..., None]).mT @ q[at]).sum(0).to(self.seen_q)
+            self.seen_k[some] += ((centred * c[..., None]).mT @ centred).sum(0).to(self.seen_k)
 
     def result(self) -> LogitStatistics:
         """The statistics of everything that all processes have taken in."""
@@ -74,6 +92,7 @@ class RunningLogits:
             ranks.total(self.gram_k) / tokens,
             ranks.total(self.gram_k_centred) / tokens,
             ranks.total(self.energy) / images,
+            *((ranks.total(self.seen_q) / queries, ranks.total(self.seen_k) / tokens) if self.weighs else ()),
         )
 
 
@@ -109,10 +128,12 @@ def accumulation_device(device: torch.device) -> torch.device:
 class Calibration:
     """Running statistics of every block, for the groups that will be pruned. Hooks are in place only during `add`."""
 
-    def __init__(self, model: nn.Module, blocks: tuple[Block, ...], groups: frozenset[str]) -> None:
+    def __init__(
+        self, model: nn.Module, blocks: tuple[Block, ...], groups: frozenset[str], weighs: bool = False
+    ) -> None:
         self.model, self.blocks = model, blocks
         home = accumulation_device(next(model.parameters()).device)
-        self.sums: list[dict[str, Any]] = [_empty_sums(block, groups, home) for block in blocks]
+        self.sums: list[dict[str, Any]] = [_empty_sums(block, groups, home, weighs) for block in blocks]
 
     @torch.inference_mode()
     def add(self, images: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -141,14 +162,14 @@ class Calibration:
         return statistics
 
 
-def _empty_sums(block: Block, groups: frozenset[str], device: torch.device) -> dict[str, Any]:
+def _empty_sums(block: Block, groups: frozenset[str], device: torch.device, weighs: bool) -> dict[str, Any]:
     """What is to be measured of a block: fields of BlockStatistics by name."""
     sums: dict[str, Any] = {}
     allowed = groups - block.refusals.keys()
     if "mlp" in allowed:
         sums["hidden"] = RunningMoments(block.sizes.mlp, device)
     if "qk" in allowed:
-        sums["logits"] = RunningLogits(block, device)
+        sums["logits"] = RunningLogits(block, device, weighs)
     if allowed & {"vo", "heads"}:
         sums["head_output"] = RunningMoments(block.sizes.heads * block.sizes.vo, device)
     return sums
@@ -167,14 +188,16 @@ def calibrate(
     batches: Iterable[Tensor],
     groups: frozenset[str],
     keep: Keep = on_host,
+    weighs: bool = False,
 ) -> Statistics:
     """Statistics of every block over all images of `batches` [B, C, H, W], for the groups that will be pruned.
 
-    Where blocks stay on the host, all images go through one before the next, and wait where `keep` puts them.
+    weighs: see RunningLogits. Where blocks stay on the host, all images go through one before the next, and wait where
+    `keep` puts them.
     """
     if kept_in(model):
-        return calibrate_by_block(model, blocks, batches, groups, keep)
-    calibration = Calibration(model, blocks, groups)
+        return calibrate_by_block(model, blocks, batches, groups, keep, weighs)
+    calibration = Calibration(model, blocks, groups, weighs)
     for images in batches:
         calibration.add(images)
     return calibration.result()
@@ -182,13 +205,18 @@ def calibrate(
 
 @torch.inference_mode()
 def calibrate_by_block(
-    model: nn.Module, blocks: tuple[Block, ...], batches: Iterable[Tensor], groups: frozenset[str], keep: Keep
+    model: nn.Module,
+    blocks: tuple[Block, ...],
+    batches: Iterable[Tensor],
+    groups: frozenset[str],
+    keep: Keep,
+    weighs: bool,
 ) -> Statistics:
     """The same with one block, its statistics and one batch on the device at a time."""
     stream, found = [keep(tokens(model, images)) for images in batches], []
     device, home = next(model.parameters()).device, statistics_device(model)
     for block in console.track(visit(blocks, model), "measure", len(blocks)):
-        calibration = Calibration(model, (block,), groups)
+        calibration = Calibration(model, (block,), groups, weighs)
         for i, x in enumerate(stream):
             stream[i] = keep(calibration.add(x.to(device), partial(through, model, block)))
         found.append(calibration.result()[0].to(home))

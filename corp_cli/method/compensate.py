@@ -192,9 +192,9 @@ def _factors(
 
     selection [h, k, d] takes q to those dimensions.
     """
-    gram_q, gram_k = statistics.gram_q, statistics.gram_k
-    if cfg.qk == "lowrank":
-        A, B, _ = logit_factors(gram_q, statistics.gram_k_centred)
+    gram_q, gram_k = statistics.fitted(cfg.qk)
+    if "lowrank" in cfg.qk:
+        A, B, _ = logit_factors(gram_q, gram_k)
         return A[:, : qk.shape[1]], B[:, : qk.shape[1]]
     if cfg.qk == "none":
         return selection, selection
@@ -210,12 +210,12 @@ def compensate_qk(
     """W_Q ← A W_Q, W_K ← B W_K, biases alike, in the kept `heads`.
 
     `sylvester`: Q̂_S K̂_Sᵀ = Q_S (I + M) K_Sᵀ on the dimensions `qk` [h, k] (Eq. 13-16, Alg. 5). `lowrank`: the best map
-    of rank k, which no selection of dimensions can beat; of `qk` only the size counts. The error is relative to the
-    logits of centred keys for `lowrank`, else to all logits.
+    of rank k, which no selection of dimensions can beat; of `qk` only the size counts. `weighted_lowrank`: the same
+    where logits count by `logit_weights`. The error is relative to the logits that are fitted, of centred keys.
     """
     weights = only_heads(weights, heads)
-    of_heads = LogitStatistics(**{name: values[heads] for name, values in vars(statistics).items()})
-    gram_q, gram_k = of_heads.gram_q, of_heads.gram_k_centred if cfg.qk == "lowrank" else of_heads.gram_k
+    of_heads = LogitStatistics(**{name: t[heads] for name, t in vars(statistics).items() if t is not None})
+    gram_q, gram_k = of_heads.fitted(cfg.qk)
     dropped = torch.eye(gram_q.shape[1]).to(gram_q)[qk]
     A, B = _factors(of_heads, qk, dropped, cfg)
     error = GroupError(logit_error(gram_q, gram_k, dropped.mT @ dropped), logit_error(gram_q, gram_k, A.mT @ B))

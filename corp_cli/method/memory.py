@@ -87,7 +87,7 @@ def statistics_bytes(load: Load, blocks: tuple[Block, ...]) -> int:
     total = 0
     for sizes in (block.sizes for block in blocks):
         total += sizes.mlp**2 if "mlp" in load.groups else 0
-        total += 3 * sizes.heads * sizes.qk**2 if "qk" in load.groups else 0
+        total += 5 * sizes.heads * sizes.qk**2 if "qk" in load.groups else 0
         total += (sizes.heads * sizes.vo) ** 2 if load.groups & {"vo", "heads"} else 0
     return DOUBLE * total
 

@@ -78,7 +78,7 @@ def observe_attention(
 ) -> tuple[BlockStatistics, list[Tensor]]:
     """(statistics of the dense attention on x̂ of all processes, what proj should give, per batch)."""
     home = accumulation_device(stream.device)
-    logits = None if "qk" in block.refusals else RunningLogits(block, home)
+    logits = None if "qk" in block.refusals else RunningLogits(block, home, cfg.weighs_logits)
     outputs, targets = RunningMoments(branch.output.in_features, home), []
     with rows_of(dense.get_submodule(block.attn)) as rows:
         for seen in observe(stream, branch, cfg):

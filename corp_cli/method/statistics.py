@@ -17,13 +17,22 @@ class LogitStatistics:
 
     gram_q, gram_k [H, d, d]: E[qqᵀ], E[kkᵀ], not centred. gram_k_centred [H, d, d]: of keys less their mean over the
     tokens of one image, whose logits softmax cannot tell from those of the keys themselves. energy [H, d]:
-    E[‖q_j‖²‖k_j‖²], norms over the tokens of one image, mean over images (Eq. 12).
+    E[‖q_j‖²‖k_j‖²], norms over the tokens of one image, mean over images (Eq. 12). seen_q, seen_k [H, d, d]: E[r qqᵀ]
+    and E[c (k - k̄)(k - k̄)ᵀ] by the weights of `logit_weights`, k̄ the mean of an image by c; None where unasked.
     """
 
     gram_q: Tensor
     gram_k: Tensor
     gram_k_centred: Tensor
     energy: Tensor
+    seen_q: Tensor | None = None
+    seen_k: Tensor | None = None
+
+    def fitted(self, how: str) -> tuple[Tensor, Tensor]:
+        """(G_Q, G_K) whose logits `how`, a choice of compensation.qk, comes nearest to."""
+        if how == "weighted_lowrank" and self.seen_q is not None and self.seen_k is not None:
+            return self.seen_q, self.seen_k
+        return self.gram_q, self.gram_k_centred if "lowrank" in how else self.gram_k
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,8 @@ def _read_block(model: nn.Module, name: str) -> Block:
     else:
         hidden = _linear(mlp, "fc2").in_features
     place = f"{name.rpartition('.')[0]}, window {getattr(module, 'window_size', None)}"
-    return Block(name, f"{name}.attn", f"{name}.mlp", Sizes(hidden, qk, vo, heads), scale, refusals, place)
+    bare, sizes = not (type(attn) in KINDS and KINDS[type(attn)].biased), Sizes(hidden, qk, vo, heads)
+    return Block(name, f"{name}.attn", f"{name}.mlp", sizes, scale, refusals, place, bare)
 
 
 def _refuse_mlp(mlp: nn.Module) -> str | None:

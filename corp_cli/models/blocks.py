@@ -32,7 +32,7 @@ class Block:
 
     `attn` and `mlp` are module paths such as `blocks.0.attn`; `scale` multiplies the logits and stays that of the
     dense head; `refusals` maps a group to the reason why it cannot be pruned. Blocks of the same `place` see as many
-    tokens, in windows of the same size.
+    tokens, in windows of the same size. bare_logits: they are products of queries and keys, and nothing is added.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Block:
     scale: float
     refusals: dict[str, str] = field(default_factory=dict)
     place: str = ""
+    bare_logits: bool = True
 
 
 @dataclass(frozen=True)

@@ -47,19 +47,23 @@ def _grid(attn: Any, model: Any) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Kind:
-    """What replaces an attention, and what (attention, model) do not allow: group → reason."""
+    """What replaces an attention, and what (attention, model) do not allow: group → reason.
+
+    biased: whether something is added to its logits.
+    """
 
     pruned: type[PrunedAttention]
     refuse: Callable[[Any, Any], dict[str, str]]
+    biased: bool = False
 
 
 DENSE: dict[type[nn.Module], Kind] = {
     vision_transformer.Attention: Kind(PlainAttention, _plain),
     eva.EvaAttention: Kind(RotaryAttention, _rotary),
     AttentionRope: Kind(RotaryAttention, _rotary),
-    beit.Attention: Kind(BiasedAttention, _biased),
-    swin_transformer.WindowAttention: Kind(WindowAttention, _plain),
-    swin_transformer_v2.WindowAttention: Kind(CosineAttention, _cosine),
+    beit.Attention: Kind(BiasedAttention, _biased, biased=True),
+    swin_transformer.WindowAttention: Kind(WindowAttention, _plain, biased=True),
+    swin_transformer_v2.WindowAttention: Kind(CosineAttention, _cosine, biased=True),
     vision_transformer_sam.Attention: Kind(GridAttention, _grid),
 }
 KINDS: dict[type[nn.Module], Kind] = {**DENSE, **{kind.pruned: kind for kind in DENSE.values()}}

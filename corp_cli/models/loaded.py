@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Thread
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from corp_cli.config.images import DataConfig
 from corp_cli.config.prune import ModelConfig
@@ -35,8 +37,26 @@ class LoadedModel:
 
     @cached_property
     def sha256(self) -> str:
-        """`weights_sha256` of the model as it was when this was first asked."""
-        return weights_sha256(self.model)
+        """`weights_sha256` of the model as it was when this, or `hash_ahead`, was first asked."""
+        return self._sha256.result()
+
+    def hash_ahead(self) -> None:
+        """Begin with `sha256`, which takes seconds of large models, while other work goes on; holds their weights."""
+        assert self._sha256
+
+    @cached_property
+    def _sha256(self) -> Future[str]:
+        weights, found = state_tensors(self.model), Future[str]()
+
+        def work() -> None:
+            try:
+                found.set_result(sha256_of(weights))
+            except BaseException as error:
+                found.set_exception(error)
+            weights.clear()
+
+        Thread(target=work, daemon=True).start()  # hashlib works without Python's lock
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -50,8 +70,13 @@ class LoadedModel:
 
 def weights_sha256(model: nn.Module) -> str:
     """SHA-256 over names, dtypes, shapes and bytes of the state dict, in order of name."""
+    return sha256_of(state_tensors(model))
+
+
+def sha256_of(state: dict[str, Tensor]) -> str:
+    """That of contiguous CPU tensors."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(state_tensors(model).items()):
+    for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()

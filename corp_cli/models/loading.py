@@ -47,7 +47,10 @@ def load_dense(cfg: ModelConfig, data: DataConfig | None = None, seed: int = 0) 
     pretrained = cfg.pretrained and origin.state is None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _create(cfg.name, origin, pretrained)
+        with torch.device("meta") if origin.state else contextlib.nullcontext():  # no weights that are then replaced
+            model = _create(cfg.name, origin, pretrained)
+        if origin.state:
+            model = filled(model, origin.timm_name, origin.args)
     if origin.state is not None:
         fit_state_dict(model, origin.state, origin.weights)
     require_finite(model)
@@ -248,10 +251,11 @@ def skeleton(spec: ModelSpec) -> nn.Module:
         return build(spec.name, spec.args).eval()
 
 
-def filled(model: nn.Module, spec: ModelSpec, change: Callable[[nn.Module], None] | None = None) -> nn.Module:
-    """A skeleton of `spec`, which `change` made what it is, on the CPU: its state yet to be read, the rest computed.
+def filled(model: nn.Module, name: str, args: dict[str, Any], change: Callable[[nn.Module], None] | None = None) -> Any:
+    """A skeleton of timm's `name` with `args`, which `change` made what it is, on the CPU.
 
-    Where timm cannot compute what is no part of the state in place, all is built anew.
+    Its state is yet to be read, and the rest is computed. Where timm cannot compute what is no part of the state in
+    place, all is built anew.
     """
     computed = [module for module in model.modules() if module._non_persistent_buffers_set]
     if all(hasattr(module, "init_non_persistent_buffers") for module in computed):
@@ -260,7 +264,7 @@ def filled(model: nn.Module, spec: ModelSpec, change: Callable[[nn.Module], None
             cast(Any, module).init_non_persistent_buffers()
         return model
     dtype = next(parameter.dtype for parameter in model.parameters())
-    model = build(spec.name, spec.args).eval()
+    model = build(name, args).eval()
     if change:
         change(model)
     return model.to(dtype)

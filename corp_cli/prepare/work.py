@@ -91,6 +91,8 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
         )
     calibration = replace(calibration, precision=settled_precision(device, calibration.precision))
     keep = keeper(calibration.scratch, device, has_room_for_streams(load, cfg.compensation, calibration, device))
+    if device.type != "cpu" and not given:
+        dense.hash_ahead()  # what is hashed has yet to leave the host
     place(dense, calibration, device)
     require_labels(cfg.gate, images.evaluation.labelled)
     require_objective(names_in(cfg.objective), head, images.evaluation.labelled)

@@ -50,18 +50,18 @@ class Curve:
 
 
 def reconstruction_errors(
-    group: str, weights: BlockWeights, statistics: BlockStatistics, ridge_lambda: float
+    group: str, weights: BlockWeights, statistics: BlockStatistics, cfg: CompensationConfig
 ) -> Tensor:
     """Error left at every kept size 0..dense of a group in closed form, [dense + 1], in units of its own."""
     if group == "mlp":
         assert weights.mlp is not None
         assert statistics.hidden is not None
-        error = removal_order(weights.mlp.fc2, statistics.hidden, ridge_lambda).error
+        error = removal_order(weights.mlp.fc2, statistics.hidden, cfg.ridge).error
         return torch.cat([error.flip(0), error.new_zeros(1)])
     assert weights.attn is not None
     if group == "qk":
         assert statistics.logits is not None
-        _, _, sigma = logit_factors(statistics.logits.gram_q, statistics.logits.gram_k_centred)
+        _, _, sigma = logit_factors(*statistics.logits.fitted(cfg.qk))
     else:
         assert statistics.head_output is not None
         of_head = diagonal_blocks(statistics.head_output.covariance, weights.attn.v.shape[1])
@@ -167,7 +167,7 @@ def damage_curves(
                 put_module(around, path, copy.deepcopy(model.get_submodule(path)))
                 replace_block(around, block, weights)
                 damage.append(outcome(streams, blocks[i:]))
-            errors = reconstruction_errors(group, dense[i], statistics[i], cfg.ridge)
+            errors = reconstruction_errors(group, dense[i], statistics[i], cfg)
             curves.append(Curve(i, group, interpolate(errors, points, damage)))
         put_module(around, block.name, in_context)
         streams = [through(around, block, x) for x in streams]

@@ -21,7 +21,7 @@ def main() -> None:
     """Print both times and their ratio."""
     setup = set_up(__doc__)
     device, model, calibration = setup.device, setup.model, setup.calibration()
-    decoded = [pixels.to(device) for pixels in setup.decoded()]
+    decoded = [setup.scaled(pixels.to(device)) for pixels in setup.decoded()]
     model(decoded[0])  # warm up
     seconds = {"forward": 0.0, "calibrate": 0.0}
     for batch in decoded:

@@ -14,6 +14,7 @@ import time
 import torch
 from setting import set_up
 
+from corp_cli.images.batches import readers
 from corp_cli.measure.timing import synchronize
 
 LIMIT = 20  # percent of the whole that the model may wait beyond pure decoding
@@ -32,7 +33,7 @@ def main() -> None:
     calibration = setup.calibration()
     start = time.perf_counter()
     for pixels in decoded:
-        calibration.add(pixels.to(device))
+        calibration.add(setup.scaled(pixels.to(device)))
     synchronize(device)
     statistics = time.perf_counter() - start
     del decoded
@@ -42,7 +43,7 @@ def main() -> None:
     start = before = time.perf_counter()
     for pixels in setup.decoded():
         waited += time.perf_counter() - before
-        calibration.add(pixels.to(device, non_blocking=True))
+        calibration.add(setup.scaled(pixels.to(device, non_blocking=True)))
         synchronize(device)
         before = time.perf_counter()
     both = time.perf_counter() - start
@@ -50,8 +51,8 @@ def main() -> None:
     beyond = 100 * max(0.0, waited - decode) / both
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     print(
-        f"{len(setup.images)} images, batches of {setup.batch_size}, {setup.workers} workers, {cores} cores, {device}, "
-        f"{torch.get_num_threads()} threads"
+        f"{len(setup.images)} images, batches of {setup.batch_size}, {readers(setup.workers)} workers, {cores} cores, "
+        f"{device}, {torch.get_num_threads()} threads"
     )
     print(f"pure decode {decode:.1f} s, pure statistics {statistics:.1f} s, in turn {decode + statistics:.1f} s")
     print(f"together {both:.1f} s, of which the model waited {waited:.1f} s ({100 * waited / both:.0f}%)")

@@ -27,7 +27,7 @@ from corp_cli.models.spec import ModelSpec
 
 def random_model(name: str, args: dict[str, Any], dtype: torch.dtype) -> nn.Module:
     """The architecture with random weights, which are made in `dtype`: there is never a second copy of them."""
-    model = filled(skeleton(ModelSpec(name, args, {})).to(dtype), ModelSpec(name, args, {}))
+    model = filled(skeleton(ModelSpec(name, args, {})).to(dtype), name, args)
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if "norm" in path and path.endswith("weight"):

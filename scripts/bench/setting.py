@@ -6,18 +6,17 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import ModelConfig
-from corp_cli.images.batches import batches, choose, resolve_device
+from corp_cli.images.batches import Transform, batches, choose, resolve_device
 from corp_cli.images.sources import ImageSet, read_images
 from corp_cli.method.calibrate import Calibration
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.loading import load_dense
-from corp_cli.models.preprocess import eval_transform
+from corp_cli.prepare.batches import Scale, preparation
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,14 @@ class Setup:
     model: nn.Module
     groups: frozenset[str]
     images: ImageSet
-    transform: Any
+    transform: Transform | None
+    scaled: Scale
     batch_size: int
-    workers: int
+    workers: int | None
 
     def decoded(self) -> Iterator[Tensor]:
-        """Batches of preprocessed images, on the host."""
-        pin = self.device.type == "cuda"
-        for pixels, _ in batches(self.images, self.transform, self.batch_size, self.workers, pin):
+        """Batches of pixels, on the host, as `corp prune` reads them; `scaled` makes of them what the model takes."""
+        for pixels, _ in batches(self.images, self.transform, self.batch_size, self.workers):
             yield pixels
 
     def calibration(self) -> Calibration:
@@ -51,7 +50,7 @@ def set_up(about: str | None) -> Setup:
     parser.add_argument("--images", type=Path, required=True, help="a folder of images")
     parser.add_argument("--num-images", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--workers", type=int, default=2, help="that decode images")
+    parser.add_argument("--workers", type=int, help="that decode images; as `corp prune` without it")
     parser.add_argument("--groups", nargs="+", default=["mlp", "qk"])
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
@@ -63,7 +62,7 @@ def set_up(about: str | None) -> Setup:
         model.to(device),
         frozenset(args.groups),
         images,
-        eval_transform(spec.data),
+        *preparation(images, spec),
         args.batch_size,
         args.workers,
     )

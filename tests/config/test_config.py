@@ -173,7 +173,10 @@ def test_nan_is_no_number(key: str) -> None:
     ("override", "message"),
     [
         ("ranker.vo=weights", "ranker.vo=weights is not a choice; use one of activation, magnitude, random."),
-        ("compensation.qk=affine", "compensation.qk=affine is not a choice; use one of none, sylvester, lowrank."),
+        (
+            "compensation.qk=affine",
+            "compensation.qk=affine is not a choice; use one of none, sylvester, lowrank, weighted_lowrank.",
+        ),
         ("modl=deit_tiny", "corp prune has no key modl; did you mean model?"),
         ("sparsity.joint=abc", "sparsity.joint=abc is not valid; sparsity.joint must be a number."),
         ("+sparsity.jiont=0.5", "corp has no key sparsity.jiont; leave it out, or see corp prune --help"),

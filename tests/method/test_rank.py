@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from corp_cli.config.prune import RANKERS as NAMES
 from corp_cli.config.prune import RankerConfig
+from corp_cli.linalg.logits import EVEN
 from corp_cli.linalg.masks import representatives
 from corp_cli.method.calibrate import RunningLogits
 from corp_cli.method.keep import keep, top
@@ -78,6 +81,39 @@ def test_weighted_queries_count_more_often() -> None:
     q = QKV[..., : HEADS * D].unflatten(-1, (HEADS, D))
     expected = torch.einsum("bn,bnhi,bnhj->hij", times, q, q) / times.sum()
     torch.testing.assert_close(running.result().gram_q, expected)
+
+
+@pytest.mark.parametrize("counted", [None, torch.tensor([[4.0] + [1.0] * 6, [1.0] * 7, [0.5] * 7]).double()])
+def test_logits_that_attention_reads_count_more(counted: torch.Tensor | None) -> None:
+    """E[r qqᵀ] and E[c (k - k̄)(k - k̄)ᵀ], with the sums of P_ij² ‖v_j - o_i‖² over keys and over queries."""
+    running = RunningLogits(BLOCK, torch.device("cpu"), weighs=True)
+    for part in (slice(0, 2), slice(2, 3)):
+        running.add(QKV[part], None if counted is None else counted[part])
+    found, times = running.result(), torch.ones(3, 7).double() if counted is None else counted
+    seen_q, seen_k = torch.zeros(2, HEADS, D, D).double()
+    for b in range(3):
+        q, k, v = QKV[b].reshape(7, 3, HEADS, D).permute(1, 2, 0, 3)
+        for h in range(HEADS):
+            P = (q[h] @ k[h].T).softmax(-1)
+            o = P @ v[h]
+            a = times[b, :, None] * P.square() * (v[h][None] - o[:, None]).square().sum(-1)
+            r = EVEN * times[b] + (1 - EVEN) * a.sum(1) * times[b].sum() / a.sum()
+            c = EVEN + (1 - EVEN) * a.sum(0) * 7 / a.sum()
+            seen_q[h] += torch.einsum("i,id,ie->de", r, q[h], q[h])
+            centred = k[h] - c @ k[h] / 7
+            seen_k[h] += torch.einsum("j,jd,je->de", c, centred, centred)
+    torch.testing.assert_close(found.seen_q, seen_q / times.sum())
+    torch.testing.assert_close(found.seen_k, seen_k / 21)
+    assert found.fitted("weighted_lowrank") == (found.seen_q, found.seen_k)
+    assert found.fitted("lowrank") == (found.gram_q, found.gram_k_centred)
+
+
+def test_logits_with_something_added_are_not_weighted() -> None:
+    running = RunningLogits(replace(BLOCK, bare_logits=False), torch.device("cpu"), weighs=True)
+    running.add(QKV)
+    found = running.result()
+    assert found.seen_q is None
+    assert found.fitted("weighted_lowrank") == (found.gram_q, found.gram_k_centred)
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,15 @@ def opened(
     images: tuple[ImageSet, ...],
     groups: frozenset[str],
     precision: str,
+    weighs: bool = False,
 ) -> Cache:
     """`cache` for a run that prunes `groups` of `dense` by `images` in `precision`; `asked`, where given, is the shared
-    one."""
+    one. weighs: whether logits are weighted, see RunningLogits."""
     shared = expand(asked) if asked else cache.shared
     own = cache.own if cache.own and has_room(cache.own, dense.blocks) else None
     if shared is None and own is None:
         return Cache()
-    return Cache(shared, own, statistics_key(dense, images, groups, precision))
+    return Cache(shared, own, statistics_key(dense, images, groups, precision, weighs and "qk" in groups))
 
 
 def has_room(folder: Path, blocks: tuple[Block, ...]) -> bool:
@@ -89,7 +90,7 @@ def has_room(folder: Path, blocks: tuple[Block, ...]) -> bool:
 def bytes_of(blocks: tuple[Block, ...]) -> int:
     """What the statistics of `blocks` take at most."""
     widths = [(b.sizes.mlp, b.sizes.heads * b.sizes.vo, b.sizes.heads, b.sizes.qk) for b in blocks]
-    return 8 * sum(mlp**2 + vo**2 + 3 * heads * qk**2 for mlp, vo, heads, qk in widths)
+    return 8 * sum(mlp**2 + vo**2 + 5 * heads * qk**2 for mlp, vo, heads, qk in widths)
 
 
 def cached_statistics(
@@ -100,7 +101,7 @@ def cached_statistics(
         return measure()
     named = cache.place.suffix == ".safetensors"
     own = cache.place if named else in_cache(cache, "statistics", cache.key)
-    others = () if named or own.is_file() else of_more_groups(cache.key)
+    others = () if named or own.is_file() else with_more(cache.key)
     key = next((one for one in others if in_cache(cache, "statistics", one).is_file()), cache.key)
     path = own if key == cache.key else in_cache(cache, "statistics", key)
     with turn(cache, path, "measuring the same statistics"):
@@ -124,13 +125,15 @@ def cached_statistics(
     return statistics
 
 
-def of_more_groups(key: Key) -> Iterator[Key]:
-    """The keys of statistics that hold more than those of `key`: measured for its groups, and others besides."""
+def with_more(key: Key) -> Iterator[Key]:
+    """The keys of statistics that hold more than those of `key`: for other groups as well, or of weighted logits."""
     asked = {*filter(None, key["groups"].split(","))}
-    for count in range(len(asked) + 1, len(GROUPS) + 1):
+    for count in range(len(asked), len(GROUPS) + 1):
         for groups in combinations(sorted(GROUPS), count):
             if asked <= {*groups}:
-                yield {**key, "groups": ",".join(groups)}
+                wider = {**key, "groups": ",".join(groups)}
+                weighted = {**wider, "logits": "weighted"}
+                yield from (one for one in (wider, weighted) if one != key)
 
 
 def of_groups(statistics: Statistics, groups: str) -> Statistics:

@@ -39,10 +39,13 @@ def images_sha256(*sets: ImageSet) -> str:
     return digest.hexdigest()
 
 
-def statistics_key(dense: LoadedModel, images: Iterable[ImageSet], groups: Iterable[str], precision: str) -> Key:
+def statistics_key(
+    dense: LoadedModel, images: Iterable[ImageSet], groups: Iterable[str], precision: str, weighs: bool
+) -> Key:
     """What statistics depend on, by name; batch size and device only round differently and are left out."""
     return {
         **({} if precision == "float32" else {"precision": precision}),
+        **({"logits": "weighted"} if weighs else {}),
         "weights": dense.sha256,
         "images": images_sha256(*images),
         "transform": json.dumps(dense.spec.data, sort_keys=True),
