@@ -54,7 +54,7 @@ from corp_cli.report.track import require_trackers, track
 from corp_cli.runtime import ranks
 from corp_cli.runtime.console import Stopwatch, collect_warnings
 from corp_cli.runtime.memory import halving_batches
-from corp_cli.sizes.curves import Curve, damage_curves, refitted
+from corp_cli.sizes.curves import Curve, damage_curves, refitted, undone
 from corp_cli.sizes.plan import MeasureCurves, SizePlan, choose_sizes
 from corp_cli.sizes.plan_file import plan_text
 
@@ -101,13 +101,11 @@ def prune(
     watch, warnings = Stopwatch(STAGES), collect_warnings()
     with watch("load"):
         work = prepare_run(cfg, folder, given)
-        cfg, rounded = replace(cfg, sparsity=work.sparsity), work.calibration.precision
-        weighs = cfg.compensation.weighs_logits
+        cfg = replace(cfg, sparsity=work.sparsity)
+        how = work.calibration.precision, cfg.compensation.weighs_logits
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images
         sets = images.calibration, images.spares
-        cache = ranks.once(
-            opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups, rounded, weighs
-        )
+        cache = ranks.once(opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups, *how)
         watch.expected |= expect(work, cfg) if expect else {}
     with products(work.calibration.precision):
         with watch("calibrate"):
@@ -225,7 +223,8 @@ def curves_of(
             "anchors": anchors,
             "wanted": wanted,
         }
-        return cached_curves(cache, parts, measure)
+        kept = cached_curves(cache, parts, measure)
+        return undone(kept, len(dense.blocks)) if work.along else kept
 
     return curves
 

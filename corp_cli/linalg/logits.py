@@ -11,6 +11,7 @@ from torch import Tensor
 from corp_cli.linalg.moments import relative
 
 EVEN = 0.1  # share of the weight of logits that is spread evenly
+DOUBT = 1e-3  # of what weights are a difference of: where they are as small, they are rounding
 
 
 def sylvester(gram_q: Tensor, gram_k: Tensor, rhs: Tensor, ridge_lambda: float) -> Tensor:
@@ -68,25 +69,28 @@ def logit_weights(q: Tensor, k: Tensor, v: Tensor, scale: float, counted: Tensor
 
     To first order δo_i = Σ_j P_ij δl_ij (v_j - o_i), so that errors which do not go together add up to
     a_ij = P_ij² ‖v_j - o_i‖² each, of query i `counted` [B, 1 or H, N] times. r and c are the sums of a over keys and
-    over queries, scaled so that in every image Σ r = Σ counted and Σ c = N; `EVEN` of both stays as without attention.
-    q, k [B, H, N, d], v [B, H, N, dv].
+    over queries, scaled so that in every image Σ r = Σ counted and Σ c = N; `EVEN` of both stays as without attention,
+    and all of it where attention is so sharp that a is lost in rounding. q, k [B, H, N, d], v [B, H, N, dv].
     """
     P = ((scale * q) @ k.mT).softmax(-1)
     o = P @ v
-    S = P.square_()
-
-    def far(one: Tensor, other: Tensor, maps: Tensor, times: Tensor) -> Tensor:
-        """Σ over `other` of maps · times · ‖one - other‖²."""
-        squared = other.square().sum(-1, keepdim=True)
-        summed = maps @ (torch.cat([other, squared, torch.ones_like(squared)], -1) * times[..., None])
-        parts = summed.split([other.shape[-1], 1, 1], -1)
-        found = parts[1] - 2 * (parts[0] * one).sum(-1, keepdim=True) + parts[2] * one.square().sum(-1, keepdim=True)
-        return found[..., 0].clamp(min=0)
-
-    def scaled(found: Tensor, even: Tensor) -> Tensor:
-        share = found * (even.sum(-1, keepdim=True) / found.sum(-1, keepdim=True))
-        return EVEN * even + (1 - EVEN) * share.where(share.isfinite(), even)
-
-    counted = counted.expand(q.shape[:-1])
+    S, counted = P.square_(), counted.expand(q.shape[:-1])
     ones = torch.ones_like(counted)
-    return scaled(counted * far(o, v, S, ones), counted), scaled(far(v, o, S.mT, counted), ones)
+    of_query, most = _spread(S, o, v, ones)
+    return _scaled(counted * of_query, counted * most, counted), _scaled(*_spread(S.mT, v, o, counted), ones)
+
+
+def _spread(S: Tensor, x: Tensor, y: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+    """(Σ_j S_ij t_j ‖x_i - y_j‖², and the same without what cancels), [B, H, N]."""
+    squared = y.square().sum(-1, keepdim=True)
+    both = S @ (torch.cat([y, squared, torch.ones_like(squared)], -1) * times[..., None])
+    crossed, alone, count = both.split([y.shape[-1], 1, 1], -1)
+    most = (alone + count * x.square().sum(-1, keepdim=True))[..., 0]
+    return (most - 2 * (crossed * x).sum(-1)).clamp(min=0), most
+
+
+def _scaled(found: Tensor, most: Tensor, even: Tensor) -> Tensor:
+    """`found` with the sum of `even` in every row, `EVEN` of it as `even`, and more where it is little of `most`."""
+    total, doubt = found.sum(-1, keepdim=True), DOUBT * most.sum(-1, keepdim=True)
+    share = (found * even.sum(-1, keepdim=True) + doubt * even) / (total + doubt)
+    return torch.where(total + doubt > 0, EVEN * even + (1 - EVEN) * share, even)

@@ -122,10 +122,11 @@ def fit_cut_mlp(
 ) -> Fit:
     """Refit the MLP of a block of `pruned`, of which `units` are left; meanwhile x advances past the dense one."""
     mlp, sample = sublayers(dense, block)[1], Sample(cfg.fit_tokens, seed, stream.keep)
-    joint = joint_moments(stream, mlp, sampled(stream, observe(stream, mlp, cfg), sample))
+    weights, left = mlp_weights(pruned, block), units.to(stream.device)
+    every = sampled(stream, observe(stream, mlp, cfg), sample)
+    seen = (replace(batch, inputs=batch.inputs[..., left]) for batch in every)
+    joint = joint_moments(stream, sublayers(pruned, block)[1], seen)
     require_finite(block, BlockStatistics(hidden=joint.every))
-    weights = mlp_weights(pruned, block)
-    outputs = mlp.output.in_features + torch.arange(mlp.output.out_features)
-    how = ranks.once(with_ridge, weights.fc2, joint, cfg, torch.cat([units.cpu(), outputs]).to(weights.fc2.device))
+    how = ranks.once(with_ridge, weights.fc2, joint, cfg)
     del joint  # there may be no room for it beside the tokens
     return fit_block(stream, pruned, block, weights, sample, how)

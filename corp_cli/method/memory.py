@@ -123,7 +123,7 @@ def working_set(load: Load, how: CompensationConfig, batch: int) -> float:
 
     stages = [solved(outputs), seen + load.maps(how, batch)]
     if "mlp" in load.groups:
-        stages.append(solved(hidden))
+        stages.append(solved(hidden if how.propagate == "sequential" else round(load.kept * hidden)))
         if how.mlp == "gauss_newton":
             count, units = fitted_tokens(load, how), 2 * load.kept * hidden  # with a gate; without one, half of that
             rows = count * (7 * load.width + units) + min(count, CHUNK) * 4 * units

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig
-from corp_cli.linalg.moments import Moments, RunningMoments, select_moments
+from corp_cli.linalg.moments import Moments, RunningMoments
 from corp_cli.linalg.ridge import best_ridge, refit
 from corp_cli.method.calibrate import RunningLogits, accumulation_device, pooled
 from corp_cli.method.statistics import BlockStatistics
@@ -127,18 +127,11 @@ def joint_moments(stream: Stream, branch: Sublayer, every: Iterable[Seen]) -> Jo
     return Joint(fitted.joined(aside).final(), fitted.final(), aside.final())
 
 
-def with_ridge(
-    weight: Tensor, joint: Joint, cfg: CompensationConfig, index: Tensor | None = None
-) -> CompensationConfig:
-    """`cfg` with the ridge, unless it says one, with which a layer [O, d] comes nearest on images kept aside.
-
-    index: which coordinates of `joint` are inputs and outputs of the layer; None: all.
-    """
+def with_ridge(weight: Tensor, joint: Joint, cfg: CompensationConfig) -> CompensationConfig:
+    """`cfg` with the ridge, unless it says one, with which a layer [O, d] comes nearest on images kept aside."""
     if cfg.ridge_lambda is not None or joint.aside is None:
         return cfg
-    both = joint.fitted, joint.aside
-    fitted, aside = both if index is None else (select_moments(one, index) for one in both)
-    return replace(cfg, ridge_lambda=best_ridge(weight, fitted, aside, RIDGES))
+    return replace(cfg, ridge_lambda=best_ridge(weight, joint.fitted, joint.aside, RIDGES))
 
 
 def refitted(weight: Tensor, joint: Joint, cfg: CompensationConfig) -> tuple[Tensor, Tensor]:

@@ -47,10 +47,7 @@ def load_dense(cfg: ModelConfig, data: DataConfig | None = None, seed: int = 0) 
     pretrained = cfg.pretrained and origin.state is None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with torch.device("meta") if origin.state else contextlib.nullcontext():  # no weights that are then replaced
-            model = _create(cfg.name, origin, pretrained)
-        if origin.state:
-            model = filled(model, origin.timm_name, origin.args)
+        model = _create(cfg.name, origin, pretrained)
     if origin.state is not None:
         fit_state_dict(model, origin.state, origin.weights)
     require_finite(model)
@@ -132,7 +129,7 @@ def _create(name: str, origin: Origin, pretrained: bool) -> Any:
         if silence and _lacks_weights(origin):
             raise _not_fetched(name, hub.not_held(silence))
         try:
-            model: Any = build(origin.timm_name, origin.args, pretrained=pretrained, pretrained_cfg=described)
+            model: Any = _built(origin, pretrained, described)
         except CorpError:
             raise
         except (TypeError, AssertionError) as error:
@@ -146,6 +143,14 @@ def _create(name: str, origin: Origin, pretrained: bool) -> Any:
     model.pretrained_cfg.pop("state_dict", None)
     assert isinstance(model, nn.Module)
     return model
+
+
+def _built(origin: Origin, pretrained: bool, pretrained_cfg: dict[str, Any] | None) -> nn.Module:
+    """The architecture with its weights; where those of `origin` take their place, without making any."""
+    place = torch.device("meta") if origin.state else contextlib.nullcontext()
+    with place:
+        model = build(origin.timm_name, origin.args, pretrained=pretrained, pretrained_cfg=pretrained_cfg)
+    return filled(model, origin.timm_name, origin.args) if origin.state else model
 
 
 def _lacks_weights(origin: Origin) -> bool:

@@ -32,8 +32,8 @@ from corp_cli.runtime import console, ranks
 # fraction of every group that is cut around the one measured → fractions removed of that one at which it is measured
 ANCHORS = {0.0: (0.125, 0.25, 0.5, 0.75), 0.2: (0.125, 0.25, 0.5, 0.75), 0.4: (0.25, 0.5, 0.75, 0.875)}
 
-
 MERGED = (0.125, 0.25, 0.5, 0.75, 0.875)  # fractions of the tokens merged at which that is measured
+UNDONE = 0.3  # of the damage of the first block, by the repair of all behind it
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,17 @@ def refitted(curves: list[Curve], left: tuple[float, ...]) -> list[Curve]:
     return [
         replace(curve, damage=left[curve.block] * curve.damage) if left and curve.group == "mlp" else curve
         for curve in curves
+    ]
+
+
+def undone(curves: list[Curve], blocks: int) -> list[Curve]:
+    """`curves` as they will be once blocks are repaired on what those before give them, which undoes a part of it.
+
+    It is `UNDONE` of the first of `blocks` and nothing of the last, which has none behind it.
+    """
+    behind = [(blocks - 1 - curve.block) / max(1, blocks - 1) for curve in curves]
+    return [
+        replace(curve, damage=(1 - UNDONE * share) * curve.damage) for curve, share in zip(curves, behind, strict=True)
     ]
 
 

@@ -50,7 +50,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rates], None]:
     """Let a forward pass take what the test says, and solves no time."""
 
     def set_to(rates: Rates) -> None:
-        monkeypatch.setattr(dry_run, "measure_rates", lambda work, cfg: rates)
+        monkeypatch.setattr(dry_run, "measure_rates", lambda *args: rates)
         monkeypatch.setattr(estimate, "measure_solves", lambda *args: probes.Solves())
 
     set_to(RATES)

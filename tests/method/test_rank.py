@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from corp_cli.config.prune import RANKERS as NAMES
 from corp_cli.config.prune import RankerConfig
-from corp_cli.linalg.logits import EVEN
+from corp_cli.linalg.logits import DOUBT, EVEN, logit_weights
 from corp_cli.linalg.masks import representatives
 from corp_cli.method.calibrate import RunningLogits
 from corp_cli.method.keep import keep, top
@@ -97,8 +97,10 @@ def test_logits_that_attention_reads_count_more(counted: torch.Tensor | None) ->
             P = (q[h] @ k[h].T).softmax(-1)
             o = P @ v[h]
             a = times[b, :, None] * P.square() * (v[h][None] - o[:, None]).square().sum(-1)
-            r = EVEN * times[b] + (1 - EVEN) * a.sum(1) * times[b].sum() / a.sum()
-            c = EVEN + (1 - EVEN) * a.sum(0) * 7 / a.sum()
+            far = v[h].square().sum(-1)[None] + o.square().sum(-1)[:, None]
+            doubt = DOUBT * float((times[b, :, None] * P.square() * far).sum())
+            r = EVEN * times[b] + (1 - EVEN) * (a.sum(1) * times[b].sum() + doubt * times[b]) / (a.sum() + doubt)
+            c = EVEN + (1 - EVEN) * (a.sum(0) * 7 + doubt) / (a.sum() + doubt)
             seen_q[h] += torch.einsum("i,id,ie->de", r, q[h], q[h])
             centred = k[h] - c @ k[h] / 7
             seen_k[h] += torch.einsum("j,jd,je->de", c, centred, centred)
@@ -106,6 +108,16 @@ def test_logits_that_attention_reads_count_more(counted: torch.Tensor | None) ->
     torch.testing.assert_close(found.seen_k, seen_k / 21)
     assert found.fitted("weighted_lowrank") == (found.seen_q, found.seen_k)
     assert found.fitted("lowrank") == (found.gram_q, found.gram_k_centred)
+
+
+def test_weights_of_logits_are_even_where_attention_looks_at_one_token_alone() -> None:
+    """What is left of P_ij² ‖v_j - o_i‖² is rounding then, and differs from batch to batch."""
+    q = k = 40 * torch.eye(6).expand(1, 1, 6, 6)
+    r, c = logit_weights(
+        q, k, torch.randn(1, 1, 6, 3, generator=torch.Generator().manual_seed(0)), 1.0, torch.ones(1, 1, 6)
+    )
+    torch.testing.assert_close(r, torch.ones_like(r), atol=1e-2, rtol=0)
+    torch.testing.assert_close(c, torch.ones_like(c), atol=1e-2, rtol=0)
 
 
 def test_logits_with_something_added_are_not_weighted() -> None:
