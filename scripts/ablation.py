@@ -28,6 +28,7 @@ INGREDIENTS = {
     "best, activation ranking": ["ranker.mlp=activation"],
     "best, variance ranking": ["ranker.mlp=variance"],
     "best, Sylvester logits": ["compensation.qk=sylvester"],
+    "best, logits that all count alike": ["compensation.qk=lowrank"],
     "best, re-collection only (alpha = beta = 0)": ["compensation.alpha=0", "compensation.beta=0"],
     "best, alpha = 0": ["compensation.alpha=0"],
     "best, beta = 0": ["compensation.beta=0"],
