@@ -17,7 +17,7 @@ from corp_cli.files.cache.cache import Cache
 from corp_cli.models.blocks import Block
 from corp_cli.pipeline import prune
 from corp_cli.report.schema import Report
-from corp_cli.sizes.curves import ANCHORS, Curve, damage_curves, interpolate, refitted
+from corp_cli.sizes.curves import ANCHORS, UNDONE, Curve, damage_curves, interpolate, refitted, undone
 from corp_cli.sizes.plan import averaged
 from tests.support.budgets import run
 
@@ -29,6 +29,24 @@ def test_damage_is_interpolated_along_the_error_and_never_falls() -> None:
     flat = interpolate(errors, [4, 3, 2], [0.1, 0.5, 0.3])
     assert (flat[:-1] >= flat[1:]).all()
     assert flat[2] == flat[3]
+
+
+def test_damage_that_later_blocks_undo_counts_less() -> None:
+    curves = [Curve(block, "mlp", torch.tensor([1.0, 0.0])) for block in (0, 2, 4)]
+    found = [float(curve.damage[0]) for curve in undone(curves, 5)]
+    assert found == pytest.approx([1 - UNDONE, 1 - UNDONE / 2, 1.0])
+    assert float(undone(curves[:1], 1)[0].damage[0]) == 1.0  # the only block is the last
+
+
+@pytest.mark.usefixtures("tiny_digits")
+def test_only_repair_along_the_stream_undoes_damage(tmp_path: Path) -> None:
+    asked = run(SparsityConfig(macs=0.4, curve_images=16, merge_tokens=False))
+    first = []
+    for propagate in ("none", "sequential"):
+        how = replace(asked.compensation, mlp="affine", propagate=propagate)
+        report = prune(replace(asked, compensation=how), cache=Cache(tmp_path)).report
+        first.append(report.sparsity.curves[0].damage[0])
+    assert first[1] == pytest.approx((1 - UNDONE) * first[0], rel=1e-6)
 
 
 @pytest.mark.usefixtures("tiny_digits")
