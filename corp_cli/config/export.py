@@ -51,7 +51,7 @@ class RangesConfig:
     label_key: Optional[str] = None  # and the one that holds the classes
     num_images: int = INT8_IMAGES
     batch_size: int = 32
-    num_workers: Optional[int] = None  # threads that load images; None: one a core, at most eight
+    num_workers: Optional[int] = None  # threads that load images; None: one a core, at most four
     max_bad: float = 0.01  # fraction of the images that may be unreadable
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ class CalibrationConfig:
     label_key: Optional[str] = None  # and the one that holds the classes
     num_images: int = 1024
     batch_size: int = 32
-    num_workers: Optional[int] = None  # threads that load images; None: one a core, at most eight
+    num_workers: Optional[int] = None  # threads that load images; None: one a core, at most four
     max_bad: float = 0.01  # fraction of the images that may be unreadable
     cache: Optional[str] = None  # a folder, or a .safetensors, where statistics are kept for later runs
     offload: str = "auto"  # blocks: weights stay on the host, and one block at a time comes to the device
@@ -81,7 +81,7 @@ class EvaluationConfig:
     class_map: Optional[str] = None  # a file that tells the index of every class name
     num_images: Optional[int] = None  # all of them
     batch_size: int = 64
-    num_workers: Optional[int] = None  # threads that load images; None: one a core, at most eight
+    num_workers: Optional[int] = None  # threads that load images; None: one a core, at most four
     max_bad: float = 0.01  # fraction of the images that may be unreadable
     throughput_batches: int = 10  # timed batches of the dense and the pruned model, in turn; 0 skips it
     precision: str = "float32"  # of the passes that judge and time; below it, mixed, by torch.autocast
