@@ -26,7 +26,7 @@ from corp_cli.models.streams import through, tokens
 from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, on_host
 
-MAPS = 2**27  # values of attention maps that are looked at together
+MAPS = 2**25  # values of attention maps that are looked at together
 
 
 class RunningLogits:

@@ -15,6 +15,7 @@ from corp_cli.config.images import CalibrationConfig
 from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.linalg.gauss_newton import CHUNK, STEPS
+from corp_cli.method.calibrate import MAPS
 from corp_cli.models.adapter import block_names
 from corp_cli.models.blocks import Block
 from corp_cli.models.loaded import LoadedModel
@@ -55,6 +56,12 @@ class Load:
     def maps(self, how: CompensationConfig, batch: int) -> int:
         """The attention of all blocks to a batch, by which tokens are weighted."""
         return batch * self.tokens**2 * FLOAT * (len(self.blocks) if how.token_weights == "rollout" else 0)
+
+    def weighed(self, how: CompensationConfig, batch: int) -> int:
+        """The attention of one block to a batch, by which logits are weighted: of as many images as go together."""
+        heads = max(block.sizes.heads for block in self.blocks)
+        weighs = how.weighs_logits and "qk" in self.groups
+        return 3 * max(self.tokens**2, min(MAPS, batch * heads * self.tokens**2)) * FLOAT if weighs else 0
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ def working_set(load: Load, how: CompensationConfig, batch: int) -> float:
         matrix = (inputs + load.width) ** 2 * DOUBLE
         return max(2 * matrix + TWICE * seen, 3 * matrix + 4 * inputs**2 * DOUBLE)
 
-    stages = [solved(outputs), seen + load.maps(how, batch)]
+    stages = [solved(outputs), seen + load.maps(how, batch), seen + load.weighed(how, batch)]
     if "mlp" in load.groups:
         stages.append(solved(hidden if how.propagate == "sequential" else round(load.kept * hidden)))
         if how.mlp == "gauss_newton":
@@ -140,6 +147,7 @@ def needs(load: Load, how: CompensationConfig, cfg: CalibrationConfig) -> dict[s
     sums, largest = (statistics_bytes(load, blocks) for blocks in (load.blocks, load.blocks[:1]))
     sequential, refits = how.propagate != "none", how.mlp == "gauss_newton" or how.vo == "reduced_rank"
     seen, stream = activations(load, batch), load.images * load.tokens * load.width * FLOAT
+    measured = seen + load.weighed(how, batch)
     streams = 0 if cfg.scratch else stream
     kept = streams * (4 if sequential else 3 if refits else 0)  # dense and pruned, and targets of both halves
     repair = working_set(load, how, batch) if sequential or refits else load.of_block * DOUBLE + TWICE * largest
@@ -147,13 +155,13 @@ def needs(load: Load, how: CompensationConfig, cfg: CalibrationConfig) -> dict[s
         one, rest = load.parameters * load.bytes_each, load.parameters - depth * load.of_block
         at_hand = (3 * rest + 2 * load.of_block) * FLOAT
         return {
-            "calibrate": Need(one + sums + streams, at_hand + TWICE * largest + seen),
+            "calibrate": Need(one + sums + streams, at_hand + TWICE * largest + measured),
             "compensate": Need(3 * one + sums + kept, at_hand + repair),
             "evaluate": Need(3 * one + sums, at_hand + seen),
         }
     one = load.parameters * FLOAT
     return {
-        "calibrate": Need(0, one + TWICE * sums + seen),
+        "calibrate": Need(0, one + TWICE * sums + measured),
         "compensate": Need(kept, 3 * one + sums + repair),
         "evaluate": Need(0, 3 * one + sums + seen),
     }
