@@ -32,7 +32,7 @@ def run(cfg: ReportConfig, output_dir: Path) -> None:
         raise CorpError(f"There is no {REPORT} in or below {where} that can be read; give folders of corp prune.")
     keys, runs = ordered(run for run, _ in found)
     reports = [report for one in runs for run, report in found if run is one]
-    folder = Path(cfg.output) if cfg.output else folders[0] if len(folders) == 1 else Path()
+    folder = Path(cfg.output) if cfg.output else folders[0] if len(folders) == 1 else Path.cwd()
     require_room(folder, key="output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
