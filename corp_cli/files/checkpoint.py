@@ -22,7 +22,7 @@ from corp_cli.models.adapter import blocks_of
 from corp_cli.models.counts import counted
 from corp_cli.models.live import unwrapped
 from corp_cli.models.loaded import LoadedModel, weights_sha256
-from corp_cli.models.loading import filled, parameters, require_finite, skeleton, state_tensors
+from corp_cli.models.loading import build, filled, parameters, require_finite, skeleton, state_tensors
 from corp_cli.models.preprocess import put_own_cfg, with_overrides
 from corp_cli.models.resize import resize
 from corp_cli.models.spec import FORMAT_VERSION, Counts, Manifest, PrunedSizes
@@ -150,7 +150,7 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     if expected != shapes or dense_parameters > MOST_CUT * held:
         raise CorpError(f"The tensors in {path} do not match its manifest; make it again.")
     model.to(dtype if dtype.itemsize > 1 else torch.float32)  # nothing computes in 8 bits
-    model = filled(model, manifest.model.name, manifest.model.args, lambda dense: resize(dense, manifest.blocks))
+    model = filled(model, lambda: resized(manifest))
     own = model.state_dict()
     with torch.no_grad():
         for name, tensor in stored(path):  # one at a time: there may be no room for all of them twice
@@ -159,6 +159,13 @@ def load_pruned(path: str | os.PathLike[str]) -> nn.Module:
     assert isinstance(model, nn.Module)
     carry_manifest(model, manifest)
     return model.eval()
+
+
+def resized(manifest: Manifest) -> nn.Module:
+    """What `manifest` describes, with random weights."""
+    model = build(manifest.model.name, manifest.model.args)
+    resize(model, manifest.blocks)
+    return model
 
 
 def difference_of(path: Path, model: nn.Module) -> str | None:

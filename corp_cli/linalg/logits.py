@@ -64,15 +64,18 @@ def logit_error(gram_q: Tensor, gram_k: Tensor, bilinear: Tensor) -> float:
     return relative((gram_q @ D @ gram_k * D).sum(), (gram_q * gram_k.mT).sum())
 
 
-def logit_weights(q: Tensor, k: Tensor, v: Tensor, scale: float, counted: Tensor) -> tuple[Tensor, Tensor]:
+def logit_weights(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, counted: Tensor, bias: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor]:
     """(r [B, H, N], c [B, H, N]): an error of logit (i, j) matters r_i c_j to the outputs o_i = Σ_j P_ij v_j.
 
     To first order δo_i = Σ_j P_ij δl_ij (v_j - o_i), so that errors which do not go together add up to
     a_ij = P_ij² ‖v_j - o_i‖² each, of query i `counted` [B, 1 or H, N] times. r and c are the sums of a over keys and
     over queries, scaled so that in every image Σ r = Σ counted and Σ c = N; `EVEN` of both stays as without attention,
-    and all of it where attention is so sharp that a is lost in rounding. q, k [B, H, N, d], v [B, H, N, dv].
+    and all of it where attention is so sharp that a is lost in rounding. q, k [B, H, N, d], v [B, H, N, dv]; `bias` is
+    added to the logits: `merging.size_bias`, of tokens that stand for several.
     """
-    P = ((scale * q) @ k.mT).softmax(-1)
+    P = ((scale * q) @ k.mT + bias).softmax(-1)
     o = P @ v
     S, counted = P.square_(), counted.expand(q.shape[:-1])
     ones = torch.ones_like(counted)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from corp_cli.config.prune import CompensationConfig
 from corp_cli.errors import CorpError
 from corp_cli.linalg.logits import logit_weights
+from corp_cli.linalg.merging import size_bias
 from corp_cli.linalg.moments import RunningMoments
 from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
 from corp_cli.models.blocks import Block
@@ -43,9 +44,10 @@ class RunningLogits:
         )
         self.energy = torch.zeros(heads, d, dtype=torch.float64, device=device)
 
-    def add(self, qkv: Tensor, weights: Tensor | None = None) -> None:
-        """Take in rows [B, N, ...] of queries and keys; each query counted `weights` [B, N] times (else once).
+    def add(self, qkv: Tensor, weights: Tensor | None = None, sizes: Tensor | None = None) -> None:
+        """Take in rows [B, N, ...] of queries, keys and values; each query counted `weights` [B, N] times (else once).
 
+        sizes [B, N, 1]: how many tokens each stands for, where some were merged.
         One Gram matrix per image and head gives all sums: its diagonal holds ‖q_j‖². A CPU takes heads one by one, as
         views, because batching them would copy qkv; a GPU takes all, because it would wait for Python.
         """
@@ -68,17 +70,20 @@ class RunningLogits:
             if self.weighs:
                 width = self.block.sizes.vo
                 v = qkv[..., 2 * heads * d + head * width :][..., : together * width].unflatten(-1, (-1, width))
-                self._weigh(some, q, k, v.transpose(1, 2), weights)
+                self._weigh(some, q, k, v.transpose(1, 2), weights, sizes)
         self.images += qkv.shape[0]
         self.tokens += qkv.shape[0] * n
         self.queries = self.queries + (qkv.shape[0] * n if weights is None else weights.sum().to(self.energy))
 
-    def _weigh(self, some: slice, q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None) -> None:
+    def _weigh(
+        self, some: slice, q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, sizes: Tensor | None
+    ) -> None:
         """Take in q, k [B, heads, N, d] and v [B, heads, N, dv] of `some` heads, as many images at a time as fit."""
         counted = q.new_ones(len(q), 1, q.shape[2]) if weights is None else weights[:, None].to(q)
         for part in torch.arange(len(q)).split(max(1, MAPS // (q.shape[1] * q.shape[2] ** 2))):
             at = slice(int(part[0]), int(part[-1]) + 1)
-            r, c = logit_weights(q[at], k[at], v[at], self.block.scale, counted[at])
+            bias = 0.0 if sizes is None else size_bias(sizes[at])
+            r, c = logit_weights(q[at], k[at], v[at], self.block.scale, counted[at], bias)
             centred = k[at] - (c[..., None, :] @ k[at]) / c.sum(-1)[..., None, None]
             self.seen_q[some] += ((q[at] * r[..., None]).mT @ q[at]).sum(0).to(self.seen_q)
             self.seen_k[some] += ((centred * c[..., None]).mT @ centred).sum(0).to(self.seen_k)
@@ -228,7 +233,9 @@ def require_finite(block: Block, statistics: BlockStatistics) -> None:
     moments = [m for m in (statistics.hidden, statistics.head_output) if m is not None]
     tensors = [m.covariance for m in moments]
     if statistics.logits is not None:
-        tensors += [statistics.logits.gram_q, statistics.logits.gram_k]
+        logits = statistics.logits
+        seen = (logits.seen_q, logits.seen_k)
+        tensors += [logits.gram_q, logits.gram_k, *(t for t in seen if t is not None)]
     if not all(bool(t.isfinite().all()) for t in tensors):
         raise CorpError(
             f"Activations of {block.name} are NaN or infinite on the calibration images; "

@@ -61,7 +61,7 @@ class Load:
         """The attention of one block to a batch, by which logits are weighted: of as many images as go together."""
         heads = max(block.sizes.heads for block in self.blocks)
         weighs = how.weighs_logits and "qk" in self.groups
-        return 3 * max(self.tokens**2, min(MAPS, batch * heads * self.tokens**2)) * FLOAT if weighs else 0
+        return 3 * max(heads * self.tokens**2, min(MAPS, batch * heads * self.tokens**2)) * FLOAT if weighs else 0
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def working_set(load: Load, how: CompensationConfig, batch: int) -> float:
 
     stages = [solved(outputs), seen + load.maps(how, batch), seen + load.weighed(how, batch)]
     if "mlp" in load.groups:
-        stages.append(solved(hidden if how.propagate == "sequential" else round(load.kept * hidden)))
+        fits_kept = how.propagate == "none" and how.mlp == "gauss_newton"
+        stages.append(solved(round(load.kept * hidden) if fits_kept else hidden))
         if how.mlp == "gauss_newton":
             count, units = fitted_tokens(load, how), 2 * load.kept * hidden  # with a gate; without one, half of that
             rows = count * (7 * load.width + units) + min(count, CHUNK) * 4 * units

@@ -46,13 +46,14 @@ def inverse_gain(gain: Tensor | float) -> Tensor | float:
 @dataclass(frozen=True)
 class Seen:
     """A branch on one batch of x̂: what it is given, what goes into its last layer, what should come out, how
-    often tokens count, and which rows are of images kept aside."""
+    often tokens count, which rows are of images kept aside, and how many tokens each stands for (None: one)."""
 
     given: Tensor
     inputs: Tensor
     target: Tensor
     weights: Tensor
     aside: Tensor
+    sizes: Tensor | None = None
 
 
 def counted(stream: Stream, batch: Batch, branch: Sublayer) -> tuple[Tensor, Tensor]:
@@ -69,21 +70,24 @@ def observe(stream: Stream, branch: Sublayer, cfg: CompensationConfig) -> Iterat
             own = branch.branch(batch.x_hat, batch.sizes)
         on_dense = own if on_dense is None else on_dense
         given, wanted = branch.split(branch.pre(batch.x_hat)), target(branch, batch, on_dense, own, cfg)
-        yield Seen(given, inputs[0], wanted, *counted(stream, batch, branch))
+        yield Seen(given, inputs[0], wanted, *counted(stream, batch, branch), batch.sizes)
         stream.dense[batch.index] = stream.keep(branch.added(batch.x, on_dense))
 
 
 def observe_attention(
-    stream: Stream, dense: nn.Module, block: Block, branch: Sublayer, cfg: CompensationConfig
+    stream: Stream, dense: nn.Module, block: Block, branch: Sublayer, cfg: CompensationConfig, cuts: bool
 ) -> tuple[BlockStatistics, list[Tensor]]:
-    """(statistics of the dense attention on x̂ of all processes, what proj should give, per batch)."""
+    """(statistics of the dense attention on x̂ of all processes, what proj should give, per batch).
+
+    cuts: whether queries and keys will be.
+    """
     home = accumulation_device(stream.device)
-    logits = None if "qk" in block.refusals else RunningLogits(block, home, cfg.weighs_logits)
+    logits = None if "qk" in block.refusals else RunningLogits(block, home, cuts and cfg.weighs_logits)
     outputs, targets = RunningMoments(branch.output.in_features, home), []
     with rows_of(dense.get_submodule(block.attn)) as rows:
         for seen in observe(stream, branch, cfg):
             if logits is not None:
-                logits.add(rows[0], seen.weights)
+                logits.add(rows[0], seen.weights, seen.sizes)
             outputs.add(seen.inputs.flatten(0, -2), seen.weights.flatten())
             targets.append(stream.keep(seen.target))
     return BlockStatistics(

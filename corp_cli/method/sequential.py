@@ -86,7 +86,8 @@ def compensate_sequentially(
         units, errors = known or (KeptUnits(), {})
 
         if known is None and weights.attn is not None:
-            statistics, targets = observe_attention(stream, dense, block, attention, cfg)
+            cuts = "qk" in groups and sizes[i].qk < block.sizes.qk
+            statistics, targets = observe_attention(stream, dense, block, attention, cfg, cuts)
             require_finite(block, statistics)
             if statistics.head_output and groups & {"vo", "heads"}:
                 warned = warned or lacks_tokens(block, "vo", statistics.head_output.count, stream.images, cfg)

@@ -20,6 +20,8 @@ from corp_cli.models.counts import count
 from corp_cli.models.loading import load_dense, state_tensors
 from corp_cli.models.spec import Manifest, ModelSpec
 
+Buffer = bytes | memoryview
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -42,18 +44,18 @@ class LoadedModel:
 
     def hash_ahead(self) -> None:
         """Begin with `sha256`, which takes seconds of large models, while other work goes on; holds their weights."""
-        assert self._sha256
+        _ = self._sha256
 
     @cached_property
     def _sha256(self) -> Future[str]:
-        weights, found = state_tensors(self.model), Future[str]()
+        parts, found = hashed_parts(state_tensors(self.model)), Future[str]()
 
-        def work() -> None:
+        def work() -> None:  # nothing of torch: Python may end meanwhile, and its threads then end badly
             try:
-                found.set_result(sha256_of(weights))
+                found.set_result(sha256_of(parts))
             except BaseException as error:
                 found.set_exception(error)
-            weights.clear()
+            parts.clear()
 
         Thread(target=work, daemon=True).start()  # hashlib works without Python's lock
         return found
@@ -70,15 +72,23 @@ class LoadedModel:
 
 def weights_sha256(model: nn.Module) -> str:
     """SHA-256 over names, dtypes, shapes and bytes of the state dict, in order of name."""
-    return sha256_of(state_tensors(model))
+    return sha256_of(hashed_parts(state_tensors(model)))
 
 
-def sha256_of(state: dict[str, Tensor]) -> str:
-    """That of contiguous CPU tensors."""
-    digest = hashlib.sha256()
+def hashed_parts(state: dict[str, Tensor]) -> list[Buffer]:
+    """What is hashed of contiguous CPU tensors, one after the other; their bytes are not copied."""
+    parts: list[Buffer] = []
     for name, tensor in sorted(state.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+        parts.append(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        parts.append(tensor.detach().reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return parts
+
+
+def sha256_of(parts: list[Buffer]) -> str:
+    """That of all of `parts`."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
     return digest.hexdigest()
 
 

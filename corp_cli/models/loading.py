@@ -147,10 +147,15 @@ def _create(name: str, origin: Origin, pretrained: bool) -> Any:
 
 def _built(origin: Origin, pretrained: bool, pretrained_cfg: dict[str, Any] | None) -> nn.Module:
     """The architecture with its weights; where those of `origin` take their place, without making any."""
-    place = torch.device("meta") if origin.state else contextlib.nullcontext()
-    with place:
-        model = build(origin.timm_name, origin.args, pretrained=pretrained, pretrained_cfg=pretrained_cfg)
-    return filled(model, origin.timm_name, origin.args) if origin.state else model
+
+    def anew() -> nn.Module:
+        return build(origin.timm_name, origin.args, pretrained=pretrained, pretrained_cfg=pretrained_cfg)
+
+    if not origin.state:
+        return anew()
+    with torch.device("meta"):
+        model = anew()
+    return filled(model, anew)
 
 
 def _lacks_weights(origin: Origin) -> bool:
@@ -256,11 +261,10 @@ def skeleton(spec: ModelSpec) -> nn.Module:
         return build(spec.name, spec.args).eval()
 
 
-def filled(model: nn.Module, name: str, args: dict[str, Any], change: Callable[[nn.Module], None] | None = None) -> Any:
-    """A skeleton of timm's `name` with `args`, which `change` made what it is, on the CPU.
+def filled(model: nn.Module, anew: Callable[[], nn.Module]) -> Any:
+    """`model`, which is a skeleton, on the CPU: its state yet to be read, the rest computed.
 
-    Its state is yet to be read, and the rest is computed. Where timm cannot compute what is no part of the state in
-    place, all is built anew.
+    Where timm cannot compute what is no part of the state in place, it is what `anew` makes, in its dtype.
     """
     computed = [module for module in model.modules() if module._non_persistent_buffers_set]
     if all(hasattr(module, "init_non_persistent_buffers") for module in computed):
@@ -268,11 +272,7 @@ def filled(model: nn.Module, name: str, args: dict[str, Any], change: Callable[[
         for module in computed:
             cast(Any, module).init_non_persistent_buffers()
         return model
-    dtype = next(parameter.dtype for parameter in model.parameters())
-    model = build(name, args).eval()
-    if change:
-        change(model)
-    return model.to(dtype)
+    return anew().eval().to(next(parameter.dtype for parameter in model.parameters()))
 
 
 def parameters(model: nn.Module) -> int:

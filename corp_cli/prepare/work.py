@@ -91,7 +91,7 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
         )
     calibration = replace(calibration, precision=settled_precision(device, calibration.precision))
     keep = keeper(calibration.scratch, device, has_room_for_streams(load, cfg.compensation, calibration, device))
-    if device.type != "cpu" and not given:
+    if device.type != "cpu" and not given and not cfg.dry_run:
         dense.hash_ahead()  # what is hashed has yet to leave the host
     place(dense, calibration, device)
     require_labels(cfg.gate, images.evaluation.labelled)

@@ -41,7 +41,8 @@ class Curve:
     """Damage per image at every kept size 0..dense of one group of one block, or at every number of tokens it leaves.
 
     It is the KL of the outputs to the dense model in nats, or 1 - cos of the features where there is no classifier,
-    measured at the anchors and interpolated between them along the closed-form reconstruction error.
+    measured at the anchors and interpolated between them along the closed-form reconstruction error; less what the run
+    will still undo (`refitted`, `undone`).
     """
 
     block: int
@@ -61,7 +62,8 @@ def reconstruction_errors(
     assert weights.attn is not None
     if group == "qk":
         assert statistics.logits is not None
-        _, _, sigma = logit_factors(*statistics.logits.fitted(cfg.qk))
+        how = "weighted_lowrank" if cfg.weighs_logits else "lowrank"
+        _, _, sigma = logit_factors(*statistics.logits.fitted(how))
     else:
         assert statistics.head_output is not None
         of_head = diagonal_blocks(statistics.head_output.covariance, weights.attn.v.shape[1])

@@ -21,13 +21,13 @@ from torch import nn
 
 from corp_cli import prune_model
 from corp_cli.files.shards import checkpoint_files
-from corp_cli.models.loading import filled, parameters, skeleton
+from corp_cli.models.loading import build, filled, parameters, skeleton
 from corp_cli.models.spec import ModelSpec
 
 
 def random_model(name: str, args: dict[str, Any], dtype: torch.dtype) -> nn.Module:
     """The architecture with random weights, which are made in `dtype`: there is never a second copy of them."""
-    model = filled(skeleton(ModelSpec(name, args, {})).to(dtype), name, args)
+    model = filled(skeleton(ModelSpec(name, args, {})).to(dtype), lambda: build(name, args))
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if "norm" in path and path.endswith("weight"):

@@ -63,6 +63,22 @@ def test_a_sweep_measures_once(tmp_path: Path, passes: list[int], cache: str) ->
     assert result.report.calibration.images == 48
 
 
+@pytest.mark.parametrize("cache", ["kept", "kept.safetensors"])
+def test_statistics_of_weighted_logits_serve_others_too(tmp_path: Path, passes: list[int], cache: str) -> None:
+    """Not the other way round, which says why."""
+    best = config(tmp_path, cache=str(tmp_path / cache))
+    best = replace(best, compensation=replace(best.compensation, qk="weighted_lowrank"))
+    plain = replace(best, compensation=replace(best.compensation, qk="lowrank"))
+    results = [prune(cfg).model.state_dict() for cfg in (best, plain)]
+    assert len(passes) == 1
+    other = replace(plain, calibration=replace(plain.calibration, cache=str(tmp_path / f"other-{cache}")))
+    alone = prune(other).model.state_dict()
+    assert all(torch.equal(tensor, alone[name]) for name, tensor in results[1].items())
+    again = prune(replace(other, compensation=best.compensation)).report
+    assert len(passes) == 3
+    assert [("for other logits;" in warning) for warning in again.warnings] == [True] * cache.endswith(".safetensors")
+
+
 OTHERS = {
     "weights": lambda cfg, tmp: replace(cfg, model=replace(cfg.model, checkpoint=other_weights(tmp))),
     "images": lambda cfg, tmp: replace(cfg, calibration=replace(cfg.calibration, num_images=47)),
@@ -102,7 +118,8 @@ def test_statistics_of_something_else_are_not_used(tmp_path: Path, passes: list[
     prune(cfg)
     found = prune(OTHERS[part](cfg, tmp_path)).report
     assert len(passes) == 2
-    assert [w for w in found.warnings if f"kept.safetensors was measured for other {part}; measuring anew" in w]
+    why = f"{part}, logits" if part == "groups" else part  # which are weighted where queries and keys are pruned
+    assert [w for w in found.warnings if f"kept.safetensors was measured for other {why}; measuring anew" in w]
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", "model"])

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from corp_cli.errors import CorpError
-from corp_cli.images.batches import Intake, batches, choose, require_good, resolve_device
+from corp_cli.images.batches import Intake, batches, choose, require_good, resolve_device, stacked
 from corp_cli.images.sources import ImageSet, read_images
 from corp_cli.models.preprocess import eval_transform
 from corp_cli.runtime import console
@@ -250,3 +250,13 @@ def test_devices() -> None:
         resolve_device("gpu")
     with pytest.raises(CorpError, match="device=cuda:99 is not available"):
         resolve_device("cuda:99")
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (1, 4, 4), (3, 1, 1)])
+def test_images_are_put_together_in_the_order_in_memory_that_they_have(shape: tuple[int, ...]) -> None:
+    images = [torch.randint(255, shape, generator=torch.Generator().manual_seed(i)).byte() for i in range(4)]
+    decoded = [image.permute(1, 2, 0).contiguous().permute(2, 0, 1) for image in images]
+    for each in (images, decoded, [*images[:2], *decoded[2:]]):
+        assert torch.equal(stacked(each), torch.stack(images))
+    if shape[0] > 1 and shape[1] > 1:
+        assert stacked(decoded).is_contiguous(memory_format=torch.channels_last)

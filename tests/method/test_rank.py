@@ -85,17 +85,21 @@ def test_weighted_queries_count_more_often() -> None:
 
 
 @pytest.mark.parametrize("counted", [None, torch.tensor([[4.0] + [1.0] * 6, [1.0] * 7, [0.5] * 7]).double()])
-def test_logits_that_attention_reads_count_more(counted: torch.Tensor | None) -> None:
-    """E[r qqᵀ] and E[c (k - k̄)(k - k̄)ᵀ], with the sums of P_ij² ‖v_j - o_i‖² over keys and over queries."""
+@pytest.mark.parametrize("sizes", [None, torch.tensor([3.0, 1, 1, 2, 1, 5, 1]).double().expand(3, 7)[..., None]])
+def test_logits_that_attention_reads_count_more(counted: torch.Tensor | None, sizes: torch.Tensor | None) -> None:
+    """E[r qqᵀ] and E[c (k - k̄)(k - k̄)ᵀ], with the sums of P_ij² ‖v_j - o_i‖² over keys and over queries.
+
+    Where tokens were merged, P has the logarithm of how many each stands for.
+    """
     running = RunningLogits(BLOCK, torch.device("cpu"), weighs=True)
     for part in (slice(0, 2), slice(2, 3)):
-        running.add(QKV[part], None if counted is None else counted[part])
+        running.add(QKV[part], *(None if given is None else given[part] for given in (counted, sizes)))
     found, times = running.result(), torch.ones(3, 7).double() if counted is None else counted
     seen_q, seen_k = torch.zeros(2, HEADS, D, D).double()
     for b in range(3):
         q, k, v = QKV[b].reshape(7, 3, HEADS, D).permute(1, 2, 0, 3)
         for h in range(HEADS):
-            P = (q[h] @ k[h].T).softmax(-1)
+            P = (q[h] @ k[h].T + (0 if sizes is None else sizes[b, :, 0].log())).softmax(-1)
             o = P @ v[h]
             a = times[b, :, None] * P.square() * (v[h][None] - o[:, None]).square().sum(-1)
             far = v[h].square().sum(-1)[None] + o.square().sum(-1)[:, None]
@@ -135,7 +139,7 @@ def lost(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, r: torch.Tensor, c: 
 
 def test_weights_of_logits_are_even_where_attention_looks_at_one_token_alone() -> None:
     """What is left of P_ij² ‖v_j - o_i‖² is rounding then, and differs from batch to batch."""
-    q = k = 40 * torch.eye(6).expand(1, 1, 6, 6)
+    q = k = 3.5 * torch.eye(6).expand(1, 1, 6, 6)
     r, c = logit_weights(
         q, k, torch.randn(1, 1, 6, 3, generator=torch.Generator().manual_seed(0)), 1.0, torch.ones(1, 1, 6)
     )

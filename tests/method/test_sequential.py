@@ -161,7 +161,7 @@ def test_logits_are_measured_on_the_pruned_stream() -> None:
     stream.pruned = [1.5 * stream.dense[0] + 0.3]
     x_hat = stream.pruned[0].clone()
     with torch.no_grad():
-        found, _ = observe_attention(stream, model, block, sublayers(model, block)[0], settings)
+        found, _ = observe_attention(stream, model, block, sublayers(model, block)[0], settings, cuts=True)
         module: Any = model.get_submodule(block.name)
         qkv = module.attn.qkv(module.norm1(x_hat))
     width = block.sizes.heads * block.sizes.qk

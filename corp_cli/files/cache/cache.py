@@ -78,7 +78,8 @@ def opened(
     own = cache.own if cache.own and has_room(cache.own, dense.blocks) else None
     if shared is None and own is None:
         return Cache()
-    return Cache(shared, own, statistics_key(dense, images, groups, precision, weighs and "qk" in groups))
+    weighs = weighs and "qk" in groups and any(b.bare_logits and "qk" not in b.refusals for b in dense.blocks)
+    return Cache(shared, own, statistics_key(dense, images, groups, precision, weighs))
 
 
 def has_room(folder: Path, blocks: tuple[Block, ...]) -> bool:
@@ -107,7 +108,8 @@ def cached_statistics(
     with turn(cache, path, "measuring the same statistics"):
         try:
             home = statistics_device(dense.model)
-            found = ranks.once(found_in, cache, path, key, lambda: read_statistics(path, home))
+            more = ({**key, "logits": "weighted"},) if named else ()
+            found = ranks.once(found_in, cache, path, key, lambda: read_statistics(path, home), more)
         except ForeignError as error:
             console.warn(f"calibration.cache: {path} {error}; measuring without it.")
             return measure()
@@ -159,16 +161,17 @@ def cached_curves(cache: Cache, parts: dict[str, Any], measure: Callable[[], lis
     return curves
 
 
-def found_in(cache: Cache, path: Path, key: Key, read: Callable[[], K]) -> K | None:
+def found_in(cache: Cache, path: Path, key: Key, read: Callable[[], K], others: tuple[Key, ...] = ()) -> K | None:
     """What `read` finds in `path`; None, and a word on why, where that is nothing, or not what was kept under `key`.
 
+    `others` do as well.
     Raises ForeignError for a file that the user named, and that corp did not write: it is left alone.
     """
     if not path.exists():
         return None
     try:
         found = read()
-        if found.key == key:
+        if found.key in (key, *others):
             return found
         why = f"was measured for other {differing(key, found.key)}"
     except (ForeignError, DamagedError) as error:
@@ -193,7 +196,7 @@ def cached_losses(cache: Cache, parts: dict[str, Any]) -> LossFiles | None:
     """Where the losses of masked units are kept; `parts`: what they depend on besides statistics. None without one."""
     if cache.place is None:
         return None
-    key = extended(cache.key, **parts)
+    key = extended({name: part for name, part in cache.key.items() if name != "logits"}, **parts)
     return LossFiles(in_cache(cache, "trajectory", key).parent, key)
 
 

@@ -61,7 +61,7 @@ def key_sha256(key: Key) -> str:
 
 def differing(key: Key, other: Key) -> str:
     """The parts in which two keys differ, in words."""
-    return ", ".join(name for name in key if key[name] != other.get(name))
+    return ", ".join(name for name in {**key, **other} if key.get(name) != other.get(name))
 
 
 def extended(key: Key, **parts: Any) -> Key:
