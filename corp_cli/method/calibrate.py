@@ -80,8 +80,9 @@ class RunningLogits:
     ) -> None:
         """Take in q, k [B, heads, N, d] and v [B, heads, N, dv] of `some` heads, as many images at a time as fit."""
         counted = q.new_ones(len(q), 1, q.shape[2]) if weights is None else weights[:, None].to(q)
-        for part in torch.arange(len(q)).split(max(1, MAPS // (q.shape[1] * q.shape[2] ** 2))):
-            at = slice(int(part[0]), int(part[-1]) + 1)
+        step = max(1, MAPS // (q.shape[1] * q.shape[2] ** 2))
+        for start in range(0, len(q), step):
+            at = slice(start, start + step)
             bias = 0.0 if sizes is None else size_bias(sizes[at])
             r, c = logit_weights(q[at], k[at], v[at], self.block.scale, counted[at], bias)
             centred = k[at] - (c[..., None, :] @ k[at]) / c.sum(-1)[..., None, None]

@@ -211,8 +211,8 @@ def compensate_qk(
 
     `sylvester`: Q̂_S K̂_Sᵀ = Q_S (I + M) K_Sᵀ on the dimensions `qk` [h, k] (Eq. 13-16, Alg. 5). `lowrank`: the best map
     of rank k, which no selection of dimensions can beat; of `qk` only the size counts. `weighted_lowrank`: the same
-    where logits count by `logit_weights`. The error is relative to the logits that are fitted: of centred
-    keys for both, else all.
+    where logits count by `logit_weights`. The error is relative to the logits that are fitted: of centred keys for
+    these two, else all.
     """
     weights = only_heads(weights, heads)
     of_heads = LogitStatistics(**{name: t[heads] for name, t in vars(statistics).items() if t is not None})
