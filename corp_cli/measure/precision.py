@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -50,14 +51,49 @@ def settled_precision(device: torch.device, asked: str) -> str:
 def products(precision: str) -> Iterator[None]:
     """Within it, products of float32 matrices on a GPU are formed in `precision`, and summed up in float32.
 
-    tf32 rounds what is multiplied to ten bits behind the point, as bfloat16 does to seven.
+    tf32 rounds what is multiplied to ten bits behind the point, as bfloat16 does to seven. On a CPU they are formed by
+    oneDNN, where that keeps float32.
     """
     matmul: Any = torch.backends.cuda.matmul
     newer = hasattr(matmul, "fp32_precision")  # since torch 2.9, where the older switch fails once this one was used
-    name = "fp32_precision" if newer else "allow_tf32"
-    before, rounds = getattr(matmul, name), precision == "tf32"
-    setattr(matmul, name, ("tf32" if rounds else "ieee") if newer else rounds)
+    name, rounds = "fp32_precision" if newer else "allow_tf32", precision == "tf32"
+    with switched(matmul, name, ("tf32" if rounds else "ieee") if newer else rounds), by_onednn(onednn_is_exact()):
+        yield
+
+
+def rounds(device: torch.device) -> bool:
+    """Whether products on `device` are not formed in float32 at present; see `products`."""
+    matmul: Any = torch.backends.cuda.matmul
+    rounded = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    return device.type == "cuda" and bool(rounded)
+
+
+@contextmanager
+def switched(settings: Any, name: str, value: Any) -> Iterator[None]:
+    """Within it, an attribute of `settings` is `value`."""
+    before = getattr(settings, name)
+    setattr(settings, name, value)
     try:
         yield
     finally:
-        setattr(matmul, name, before)
+        setattr(settings, name, before)
+
+
+def by_onednn(allowed: bool) -> AbstractContextManager[None]:
+    """Within it, oneDNN multiplies float32 matrices on a CPU, in place of BLAS.
+
+    PyTorch asks it only where it may round to bfloat16, which it does where the processor has units for that alone
+    (AMX). On others it is exact, and on AMD's twice as fast as MKL, which PyTorch takes by itself.
+    """
+    settings: Any = getattr(torch.backends.mkldnn, "matmul", None)  # since torch 2.9
+    return switched(settings, "fp32_precision", "bf16") if allowed and settings is not None else nullcontext()
+
+
+@cache
+def onednn_is_exact() -> bool:
+    """Whether products by oneDNN are in float32 on this processor, as one shows that bfloat16 would get wrong."""
+    x = torch.rand(256, 256, generator=torch.Generator().manual_seed(0))
+    with by_onednn(allowed=True):
+        found = x @ x
+    exact = x.double() @ x.double()
+    return bool((found - exact).norm() < 1e-5 * exact.norm())

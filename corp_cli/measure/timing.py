@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from corp_cli.measure.precision import autocast
 
 WARM_UP = 1  # turns that are not counted
-ENOUGH = 3  # seconds of timing, for a figure beside others
+ENOUGH = 2  # seconds of timing, for a figure beside others
 
 
 def synchronize(device: torch.device) -> None:

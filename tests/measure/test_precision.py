@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from corp_cli.cli.main import main
 from corp_cli.config.checkpoints import ExportConfig
 from corp_cli.errors import CorpError
+from corp_cli.measure import precision as precision_module
 from corp_cli.measure.judge import measure
-from corp_cli.measure.precision import require_precision, settled_precision
+from corp_cli.measure.precision import products, require_precision, settled_precision
 from corp_cli.measure.timing import throughput
 
 CPU = torch.device("cpu")
@@ -44,6 +46,28 @@ def test_models_are_judged_and_timed_in_the_precision(precision: str) -> None:
     throughput({"dense": model}, torch.randn(5, 4), 1, precision)
     assert model.seen == {getattr(torch, precision)}
     assert model.linear.weight.dtype == torch.float32
+
+
+def test_products_on_a_cpu_are_in_float32_whoever_forms_them() -> None:
+    x, y = (torch.randn(300, 300, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    exact = x.double() @ y.double()
+    with products("float32"):
+        found = x @ y
+    assert (found - exact).norm() < 1e-6 * exact.norm()
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="needs torch 2.9")
+def test_onednn_is_asked_only_where_it_is_exact_and_no_longer_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    mkldnn: Any = torch.backends.mkldnn
+    settings = mkldnn.matmul
+    before, seen = settings.fp32_precision, []
+    for exact in (True, False):
+        monkeypatch.setattr(precision_module, "onednn_is_exact", lambda exact=exact: exact)
+        with suppress(RuntimeError), products("float32"):
+            seen.append(settings.fp32_precision)
+            raise RuntimeError
+        assert settings.fp32_precision == before
+    assert seen == ["bf16", before]
 
 
 def test_logits_that_float16_cannot_hold_are_said() -> None:
