@@ -6,16 +6,22 @@ import torch
 from torch import Tensor
 
 CUT = 1e-10  # eigenvalues below this fraction of the largest count as zero
+SMALL = 256  # a GPU decomposes several matrices up to this size one by one, and slower than the host does
 
 
 def roots(gram: Tensor) -> tuple[Tensor, Tensor]:
     """G^½ and G^-½ of positive semi-definite G [..., d, d]; the inverse is zero where G (relatively) is."""
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = (part.to(gram.device) for part in torch.linalg.eigh(_placed(gram)))
     values = values.clamp(min=0)
     seen = values > CUT * values.amax(-1, keepdim=True)
     root = torch.where(seen, values.sqrt(), 0.0)
     inverse = torch.where(seen, 1 / root.where(seen, torch.ones_like(root)), 0.0)
     return (vectors * root[..., None, :]) @ vectors.mT, (vectors * inverse[..., None, :]) @ vectors.mT
+
+
+def _placed(matrices: Tensor) -> Tensor:
+    """`matrices` where they are decomposed fastest."""
+    return matrices.cpu() if matrices.ndim > 2 and matrices.shape[-1] <= SMALL else matrices
 
 
 def logit_factors(gram_q: Tensor, gram_k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -27,7 +33,7 @@ def logit_factors(gram_q: Tensor, gram_k: Tensor) -> tuple[Tensor, Tensor, Tenso
     """
     root_q, inverse_q = roots(gram_q)
     root_k, inverse_k = roots(gram_k)
-    U, sigma, Vt = torch.linalg.svd(root_q @ root_k)
+    U, sigma, Vt = (part.to(gram_q.device) for part in torch.linalg.svd(_placed(root_q @ root_k)))
     half = sigma.sqrt()[..., None]
     return half * (U.mT @ inverse_q), half * (Vt @ inverse_k), sigma
 
@@ -41,6 +47,6 @@ def output_factors(covariance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, 
     root, inverse = roots(covariance)
     through = root @ weight.mT
     # left singular vectors from the [d, d] product: O may be many times d
-    values, U = torch.linalg.eigh(through @ through.mT)
+    values, U = (part.to(root.device) for part in torch.linalg.eigh(_placed(through @ through.mT)))
     U = U.flip(-1)
     return U.mT @ inverse, root @ U, values.flip(-1).clamp(min=0).sqrt()

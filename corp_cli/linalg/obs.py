@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from corp_cli.linalg.moments import Moments, plus_diagonal
 
 GROUP = 64  # removals between two updates of H and W
+Group = tuple[Tensor, Tensor]  # columns that are removed one after the other, and what each costs
 CANDIDATES = 512  # channels among which they are chosen: the cheapest ones at the time
 
 
@@ -34,7 +35,11 @@ def inverse(moments: Moments, ridge_lambda: float) -> Tensor:
     ridge = max(ridge_lambda, d * torch.finfo(covariance.dtype).eps) * scale
     if scale == 0:
         return torch.eye(d, dtype=covariance.dtype, device=covariance.device)
-    return torch.cholesky_inverse(factor_of(plus_diagonal(covariance, ridge)))
+    factor = factor_of(plus_diagonal(covariance, ridge))
+    if not factor.is_cuda:
+        return torch.cholesky_inverse(factor)
+    root = torch.linalg.solve_triangular(factor, torch.eye(d, dtype=factor.dtype, device=factor.device), upper=False)
+    return root.T @ root  # on a GPU a product takes a fraction of what solving does
 
 
 def factor_of(a: Tensor) -> Tensor:
@@ -61,6 +66,32 @@ def removal_order(weight: Tensor, moments: Moments, ridge_lambda: float, removal
     removal would cost more than the cheapest of the other channels did, so that the order is that of the plain loop
     unless a removal makes one of those cheaper. Then H and W are updated for the group at once, by matrix products.
     """
+    return removal_orders([(weight, moments)], ridge_lambda, [removals])[0]
+
+
+def removal_orders(
+    layers: Sequence[tuple[Tensor, Moments]], ridge_lambda: float, removals: Sequence[int | None]
+) -> list[Removal]:
+    """`removal_order` of several layers: a GPU chooses the groups of all of them in the time of one."""
+    running = {i: _removing(*layer, ridge_lambda, removals[i]) for i, layer in enumerate(layers)}
+    answers: dict[int, Group | None] = dict.fromkeys(running)
+    found: dict[int, Removal] = {}
+    while running:
+        problems = {}
+        for i, layer in list(running.items()):
+            try:
+                problems[i] = layer.send(answers[i])  # type: ignore[arg-type]  # None at the start, as Python has it
+            except StopIteration as end:
+                found[i] = end.value
+                del running[i]
+        answers.update(zip(problems, groups_of(list(problems.values()), len(layers)), strict=True))
+    return [found[i] for i in range(len(layers))]
+
+
+def _removing(
+    weight: Tensor, moments: Moments, ridge_lambda: float, removals: int | None
+) -> Generator[Tensor, Group, Removal]:
+    """The loop of `removal_order`, which gives the problem of every group and is sent what solves it."""
     H, W = inverse(moments, ridge_lambda), weight.clone()
     d = W.shape[1]
     removals = d if removals is None else removals
@@ -76,10 +107,10 @@ def removal_order(weight: Tensor, moments: Moments, ridge_lambda: float, removal
         score = (W.square().sum(0) / H.diagonal()).masked_fill_(gone, torch.inf)
         count = min(CANDIDATES, left)
         cheapest, index = score.topk(min(count + 1, left), largest=False)
-        limit = float(cheapest[count]) if count < left else torch.inf
         index = index[:count].sort().values
         outputs = W[:, index]
-        chosen, cost = group_of(torch.stack([H[index][:, index], outputs.T @ outputs]))
+        chosen, cost = yield torch.stack([H[index][:, index], outputs.T @ outputs])
+        limit = cheapest[count] if count < left else torch.inf
         most = min(removals - len(costs), int((cost[1:] <= limit).long().cumprod(0).sum()) + 1)
         group = index[chosen[:most]]
         order.append(names[group])
@@ -95,38 +126,41 @@ def removal_order(weight: Tensor, moments: Moments, ridge_lambda: float, removal
     )
 
 
-def cheapest_group(problem: Tensor) -> tuple[Tensor, Tensor]:
-    """(columns, costs) of the next `GROUP` removals among k candidates; `problem` [2, k, k] is their part of H and WᵀW.
+def cheapest_group(problem: Tensor) -> Group:
+    """(columns, costs) [b, steps] of the next `GROUP` removals among k candidates of b layers.
 
-    With h = H_:j / √H_jj and c = G_:j / √H_jj, removing j leaves H - hhᵀ and G - xhᵀ - hxᵀ, x = c - ½ c_j h / √H_jj.
-    The h and x are gathered, and only what the next choice needs, both diagonals and one column each, is worked out.
-    Waits for no result, so that it can be captured.
+    problem [b, 2, k, k]: their part of H and of WᵀW. With h = H_:j / √H_jj and c = G_:j / √H_jj, removing j leaves
+    H - hhᵀ and G - xhᵀ - hxᵀ, x = c - ½ c_j h / √H_jj. The h and x are gathered, and only what the next choice needs,
+    both diagonals and one column each, is worked out. Waits for no result, so that it can be captured.
     """
-    steps, k = min(GROUP, problem.shape[-1]), problem.shape[-1]
-    hs, xs = problem.new_zeros(2, steps, k)
-    diagonal, norms = problem.diagonal(dim1=1, dim2=2).clone()
-    tiny = torch.finfo(problem.dtype).tiny
+    (b, _, k, _), tiny = problem.shape, torch.finfo(problem.dtype).tiny
+    steps = min(GROUP, k)
+    hs, xs = problem.new_zeros(2, b, steps, k)
+    diagonal, norms = problem.diagonal(dim1=2, dim2=3).clone().unbind(1)
     chosen, costs = [], []
     for step in range(steps):
-        cost, j = (norms / diagonal).min(0, keepdim=True)
-        root = diagonal.index_select(0, j).rsqrt()
-        h, c = problem.index_select(1, j)[:, 0]
-        h_j, x_j = hs[:step].index_select(1, j)[:, 0], xs[:step].index_select(1, j)[:, 0]
-        h = torch.addmv(h, hs[:step].T, h_j, alpha=-1) * root
-        c = torch.addmv(torch.addmv(c, xs[:step].T, h_j, alpha=-1), hs[:step].T, x_j, alpha=-1) * root
-        x = torch.addcmul(c, h, c.index_select(0, j) * root, value=-0.5)
-        hs[step], xs[step] = h, x
-        norms = torch.addcmul(norms, h, x, value=-2).clamp_(min=0).index_fill_(0, j, torch.inf)
+        cost, j = (norms / diagonal).min(1, keepdim=True)
+        root = diagonal.gather(1, j).rsqrt()
+        h, c = problem.gather(2, j[:, :, None, None].expand(b, 2, 1, k)).unbind(1)  # [b, 1, k], both symmetric
+        if step:
+            before = j[:, None].expand(b, step, 1)
+            h_j, x_j = (past[:, :step].gather(2, before).mT for past in (hs, xs))  # [b, 1, step]
+            h = torch.baddbmm(h, h_j, hs[:, :step], alpha=-1)
+            c = torch.baddbmm(torch.baddbmm(c, h_j, xs[:, :step], alpha=-1), x_j, hs[:, :step], alpha=-1)
+        h, c = h[:, 0] * root, c[:, 0] * root
+        x = torch.addcmul(c, h, c.gather(1, j) * root, value=-0.5)
+        hs[:, step], xs[:, step] = h, x
+        norms = torch.addcmul(norms, h, x, value=-2).clamp_(min=0).scatter_(1, j, torch.inf)
         diagonal = torch.addcmul(diagonal, h, h, value=-1).clamp_(min=tiny)
         chosen.append(j)
         costs.append(cost)
-    return torch.cat(chosen), torch.cat(costs)
+    return torch.cat(chosen, 1), torch.cat(costs, 1)
 
 
 @cache
-def captured(device: torch.device, dtype: torch.dtype, size: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """`cheapest_group` of `size` candidates as a CUDA graph: its many small kernels take longer to launch than run."""
-    problem = torch.eye(size, dtype=dtype, device=device).repeat(2, 1, 1)
+def captured(device: torch.device, dtype: torch.dtype, layers: int) -> Callable[[Tensor], Group]:
+    """`cheapest_group` of so many layers as a CUDA graph: its many small kernels take longer to launch than run."""
+    problem = torch.eye(CANDIDATES, dtype=dtype, device=device).repeat(layers, 2, 1, 1)
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
@@ -136,16 +170,17 @@ def captured(device: torch.device, dtype: torch.dtype, size: int) -> Callable[[T
     with torch.cuda.graph(graph):
         found = cheapest_group(problem)
 
-    def run(new: Tensor) -> tuple[Tensor, Tensor]:
-        problem.copy_(new)
+    def run(new: Tensor) -> Group:
+        problem[: len(new)] = new  # what the others are no longer matters
         graph.replay()
         return found[0].clone(), found[1].clone()
 
     return run
 
 
-def group_of(problem: Tensor) -> tuple[Tensor, Tensor]:
-    """`cheapest_group`, on a GPU without waiting for the launch of its kernels."""
-    if problem.device.type == "cuda" and problem.shape[-1] == CANDIDATES:
-        return captured(problem.device, problem.dtype, CANDIDATES)(problem)
-    return cheapest_group(problem)
+def groups_of(problems: list[Tensor], layers: int) -> list[Group]:
+    """`cheapest_group` of each of `problems` [2, k, k], of up to `layers`; those of a GPU at once, by one graph."""
+    if problems and problems[0].is_cuda and {len(problem[0]) for problem in problems} == {CANDIDATES}:
+        chosen, costs = captured(problems[0].device, problems[0].dtype, layers)(torch.stack(problems))
+        return list(zip(chosen, costs, strict=False))[: len(problems)]
+    return [(chosen[0], costs[0]) for chosen, costs in (cheapest_group(problem[None]) for problem in problems)]

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from corp_cli.linalg.fit import Fit
-from corp_cli.linalg.lowrank import output_factors
 from corp_cli.linalg.moments import Moments, relative
 from corp_cli.linalg.ridge import regularise, solve_spd, squared_error
 
@@ -69,7 +69,8 @@ def reduced_rank(
 def sweep(heads: HeadMaps, towards: Tensor, joint: Moments, ridge_lambda: float) -> HeadMaps:
     """Each head in turn: argmin E‖r - M u_h‖² + λ‖M - M⁰_h‖² over M of its rank, r what the others leave of y.
 
-    With M* the ridge solution and G = Σ_hh + λI, that is ‖(M - M*) G^½‖², least for the truncated SVD of M* G^½.
+    With M* the ridge solution and G = Σ_hh + λI, that is ‖(M - M*) G^½‖², least for M = UUᵀM* with the first left
+    singular vectors U of M* G^½.
     """
     count, rank, width = heads.encode.shape
     encode, decode, maps = heads.encode.clone(), heads.decode.clone(), heads.maps()
@@ -81,7 +82,8 @@ def sweep(heads: HeadMaps, towards: Tensor, joint: Moments, ridge_lambda: float)
         regularised, ridge = regularise(gram, ridge_lambda)
         left = cross[:, own] - maps @ covariance[:inputs, own] + maps[:, own] @ gram
         best = solve_spd(regularised, (left + ridge * towards[h]).T).T
-        E, D, _ = output_factors(regularised[None], best[None])
-        encode[h], decode[h] = E[0, :rank], best @ D[0, :, :rank]
+        _, vectors = torch.linalg.eigh(best @ regularised @ best.T)
+        decode[h] = vectors[:, -rank:]
+        encode[h] = decode[h].T @ best
         maps[:, own] = decode[h] @ encode[h]
     return replace(heads, encode=encode, decode=decode)

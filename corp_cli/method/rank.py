@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +12,15 @@ from torch import Tensor, nn
 from corp_cli.config.prune import RankerConfig
 from corp_cli.linalg.masks import input_gram, representatives
 from corp_cli.linalg.moments import Moments, diagonal_blocks
-from corp_cli.linalg.obs import removal_order
+from corp_cli.linalg.obs import Removal, removal_orders
 from corp_cli.method.calibrate import accumulation_device
 from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.models.adapter import block_weights
 from corp_cli.models.blocks import GROUPS, AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
-from corp_cli.models.offload import visit
+from corp_cli.models.offload import kept_in, visit
 from corp_cli.runtime import console, ranks
 
+TOGETHER = 8  # blocks whose channels a GPU orders at once: as long as one takes, and a few hundred MB for each
 CONSTANT = 1e-6  # of the mean: deviations below it are the rounding of float32
 
 
@@ -27,6 +29,7 @@ class Scores:
     """Per block, higher = keep: mlp [d], qk [H, dq], vo [H, dv], heads [H]; None where the group is not pruned.
 
     tokens [N]: of the patches behind it, by their place, where a search by scores may merge them.
+    lost [d + 1]: what the MLP loses at every number of channels by OBS, which has found it by the way.
     """
 
     mlp: Tensor | None = None
@@ -34,6 +37,7 @@ class Scores:
     vo: Tensor | None = None
     heads: Tensor | None = None
     tokens: Tensor | None = None
+    lost: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class RankerArgs:
     trajectory: tuple[Scores, ...] = ()  # of every block, for the ranker optin: see method.optin
     block: int = 0  # the index of the one that is ranked
     kept: Sizes | None = None  # of the block, where they are known already: what is ranked above them may tie
+    removal: Removal | None = None  # of its MLP by OBS, where that was worked out together with others
 
     @staticmethod
     def seeded(seed: int, ridge_lambda: float, trajectory: tuple[Scores, ...] = ()) -> RankerArgs:
@@ -70,12 +75,17 @@ def mlp_variance(weights: MlpWeights, statistics: BlockStatistics, args: RankerA
 def mlp_obs(weights: MlpWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
     """The place of channel j in the greedy order in which OBS removes them; those that it does not come to tie."""
     assert statistics.hidden is not None
-    d = weights.fc2.shape[1]
-    removals = d if args.kept is None else d - args.kept.mlp
-    removal = removal_order(weights.fc2, statistics.hidden, args.ridge_lambda, removals)
-    place = torch.full_like(weights.fc2[0], d)
-    place[removal.order] = torch.arange(removals).to(place)
+    removal = args.removal or removals([(weights, statistics, args)])[0]
+    place = torch.full_like(weights.fc2[0], weights.fc2.shape[1])
+    place[removal.order] = torch.arange(len(removal.order)).to(place)
     return place
+
+
+def removals(mlps: Sequence[tuple[MlpWeights, BlockStatistics, RankerArgs]]) -> list[Removal]:
+    """The greedy removals of several MLPs, as many of each as its arguments have use for."""
+    layers = [(weights.fc2, found.hidden) for weights, found, _ in mlps if found.hidden]
+    counts = [weights.fc2.shape[1] - (args.kept.mlp if args.kept else 0) for weights, _, args in mlps]
+    return removal_orders(layers, mlps[0][2].ridge_lambda, counts) if mlps else []
 
 
 def mlp_magnitude(weights: MlpWeights, statistics: BlockStatistics, args: RankerArgs) -> Tensor:
@@ -214,7 +224,23 @@ def rank_block(
             score = RANKERS[group][getattr(cfg, group)](part, statistics, args)
             moments = {"mlp": statistics.hidden, "vo": statistics.head_output}.get(group)
             found[group] = score if moments is None else constant_first(score, moments)
-    return Scores(**found, tokens=args.trajectory[args.block].tokens if args.trajectory else None)
+    error, lost = None if args.removal is None else args.removal.error, None
+    if error is not None and len(error) == block.sizes.mlp:
+        lost = torch.cat([error.flip(0), error.new_zeros(1)])
+    return Scores(**found, tokens=args.trajectory[args.block].tokens if args.trajectory else None, lost=lost)
+
+
+def rank_blocks(
+    some: Sequence[tuple[BlockWeights, BlockStatistics, Block, RankerArgs]], groups: frozenset[str], cfg: RankerConfig
+) -> list[Scores]:
+    """`rank_block` of several, whose MLPs OBS works on at once."""
+    mlps = {i: (own.mlp, found, args) for i, (own, found, _, args) in enumerate(some) if own.mlp}
+    by_obs = [i for i in mlps if cfg.mlp == "obs" and "mlp" in groups - some[i][2].refusals.keys()]
+    found_of = dict(zip(by_obs, removals([mlps[i] for i in by_obs]), strict=True))
+    return [
+        rank_block(own, found, block, groups, cfg, replace(args, removal=found_of.get(i)))
+        for i, (own, found, block, args) in enumerate(some)
+    ]
 
 
 def constant_first(score: Tensor, moments: Moments) -> Tensor:
@@ -233,15 +259,19 @@ def rank(
     sizes: tuple[Sizes, ...] | None = None,
 ) -> tuple[Scores, ...]:
     """Scores of every block; sizes: those that will be kept, where that does not depend on the scores."""
-    home = accumulation_device(next(model.parameters()).device)
+    home, depth = accumulation_device(next(model.parameters()).device), len(blocks)
+    alone = home.type != "cuda" or kept_in(model)
+    together = 1 if alone else min(TOGETHER, -(-depth // ranks.count()))
 
-    def score(each: tuple[int, Block, BlockStatistics, Sizes | None]) -> Scores:
-        i, block, found, kept = each
-        how = replace(args, block=i, kept=kept)
-        return rank_block(block_weights(model, block), found.to(home), block, groups, cfg, how)
+    def score(each: tuple[tuple[int, Block, BlockStatistics, Sizes | None], ...]) -> list[Scores]:
+        some = [
+            (block_weights(model, block), found.to(home), block, replace(args, block=i, kept=kept))
+            for i, block, found, kept in each
+        ]
+        return rank_blocks(some, groups, cfg)
 
-    depth = len(blocks)
     every = zip(range(depth), visit(blocks, model), statistics, sizes or [None] * depth, strict=True)
+    parts = iter(lambda: tuple(islice(every, together)), ())
     if "random" in vars(cfg).values():  # one row of numbers goes through all blocks
-        return ranks.once(lambda: tuple(console.track(map(score, every), "rank", depth)))
-    return tuple(console.track(ranks.spread(score, every), "rank", depth))
+        return ranks.once(lambda: tuple(console.track(chain.from_iterable(map(score, parts)), "rank", depth)))
+    return tuple(console.track(chain.from_iterable(ranks.spread(score, parts)), "rank", depth))

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.interpolate import PchipInterpolator
 from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig
@@ -51,9 +50,11 @@ class Curve:
 
 
 def reconstruction_errors(
-    group: str, weights: BlockWeights, statistics: BlockStatistics, cfg: CompensationConfig
+    group: str, weights: BlockWeights, statistics: BlockStatistics, scores: Scores, cfg: CompensationConfig
 ) -> Tensor:
     """Error left at every kept size 0..dense of a group in closed form, [dense + 1], in units of its own."""
+    if group == "mlp" and scores.lost is not None:
+        return scores.lost
     if group == "mlp":
         assert weights.mlp is not None
         assert statistics.hidden is not None
@@ -169,7 +170,7 @@ def damage_curves(
                 put_module(around, path, copy.deepcopy(model.get_submodule(path)))
                 replace_block(around, block, weights)
                 damage.append(outcome(streams, blocks[i:]))
-            errors = reconstruction_errors(group, dense[i], statistics[i], cfg)
+            errors = reconstruction_errors(group, dense[i], statistics[i], scores[i], cfg)
             curves.append(Curve(i, group, interpolate(errors, points, damage)))
         put_module(around, block.name, in_context)
         streams = [through(around, block, x) for x in streams]
@@ -200,6 +201,8 @@ def merge_curve(block: int, module: Any, tokens: int, of_context: float, outcome
 
     of_context: the damage where it merges none; outcome(): where it merges what it says.
     """
+    from scipy.interpolate import PchipInterpolator  # here, since scipy takes long to import
+
     patches = tokens - module.prefix
     sizes = sorted({tokens, *(tokens - int(fraction * patches) for fraction in MERGED)}, reverse=True)
     damage = [of_context]

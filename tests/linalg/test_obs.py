@@ -35,6 +35,25 @@ def test_lazy_updates_give_the_order_and_costs_of_the_plain_loop(
     np.testing.assert_allclose(found.error.numpy(), np.cumsum(costs), rtol=1e-6, atol=1e-9)
 
 
+def test_several_layers_are_gone_through_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(obs, "GROUP", 3)
+    monkeypatch.setattr(obs, "CANDIDATES", 6)
+    layers = [(normal(seed, 4, d), moments_of(correlated(seed + 9, 80, d))) for seed, d in ((1, 12), (2, 12), (3, 7))]
+    removals = [None, 5, 7]
+    found = obs.removal_orders(layers, 1e-2, removals)
+    for layer, count, together in zip(layers, removals, found, strict=True):
+        alone = obs.removal_order(*layer, 1e-2, count)
+        torch.testing.assert_close((together.order, together.error), (alone.order, alone.error))
+
+
+def test_groups_of_several_layers_are_those_of_each() -> None:
+    grams = [(lambda t: t.mT @ t)(normal(seed, 2, 40, 20)) + torch.eye(20).double() for seed in range(3)]
+    chosen, costs = obs.cheapest_group(torch.stack(grams))
+    for i, gram in enumerate(grams):
+        torch.testing.assert_close((chosen[i], costs[i]), tuple(part[0] for part in obs.cheapest_group(gram[None])))
+    assert len(chosen[0].unique()) == 20
+
+
 def test_error_is_that_of_the_ridge_solution_on_what_is_kept() -> None:
     x, weight = correlated(1, 200, 8), normal(2, 4, 8)
     moments = moments_of(x)
