@@ -66,7 +66,7 @@ class SparsityConfig:
     search: str = "damage"  # budget: sizes by measured damage; or scores: the units that score highest in all blocks
     rounds: int = 1  # budget: how often damage is measured, each time in the context of the sizes found before
     curve_images: int = 128  # budget: calibration images that damage is measured on
-    round_to: int = 8  # kept sizes are multiples of this, never above dense
+    round_to: Any = 8  # kept sizes are multiples of this, never above dense; or auto, what the device is fast with
     skip_unread: Optional[bool] = None  # exact: the last block leaves tokens alone that the head never reads
     merge_tokens: Optional[bool] = None  # budget for MACs or latency: merge similar tokens where that does less damage
     skip_unsupported: bool = False  # leave groups alone that a model's layers do not allow, and report them
@@ -86,10 +86,18 @@ class SparsityConfig:
             raise CorpError(f"sparsity.{chosen[0]} and sparsity.{chosen[1]} both choose the sizes; give one of them.")
         if chosen and fixed:
             raise CorpError(f"sparsity.{chosen[0]} chooses the sizes that sparsity.{fixed[0]} fixes; give one of them.")
-        require_at_least("sparsity.", self, round_to=1, rounds=1, curve_images=1, latency_batch_size=1)
+        require_at_least("sparsity.", self, rounds=1, curve_images=1, latency_batch_size=1)
+        self._require_step()
         require_choice("sparsity.", self, latency_dtype=DTYPES, search=tuple(SEARCHES))
         if self.search == "scores":
             self._require_searchable()
+
+    def _require_step(self) -> None:
+        if self.round_to == "auto":
+            return
+        if type(self.round_to) is not int:
+            raise CorpError(f"sparsity.round_to={self.round_to} is not a number; give one, such as 8, or auto.")
+        require_at_least("sparsity.", self, round_to=1)
 
     def _require_searchable(self) -> None:
         if self.latency is not None:
@@ -169,6 +177,11 @@ class CompensationConfig:
     def weighs_logits(self) -> bool:
         """Whether logits are fitted by what attention makes of them."""
         return self.qk == "weighted_lowrank"
+
+    @property
+    def refits(self) -> bool:
+        """Whether layers are refitted to tokens, after they were compensated in closed form."""
+        return self.mlp == "gauss_newton" or self.vo == "reduced_rank"
 
     @property
     def ridge(self) -> float:

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 from torch import Tensor
 
 from corp_cli.config.prune import SEARCHES, SparsityConfig
@@ -20,7 +19,7 @@ from corp_cli.errors import CorpError
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.spec import ModelSpec
 from corp_cli.sizes.costs import Cost, TokenCosts, cost_of, linear_costs, mac_costs
-from corp_cli.sizes.uniform import kept_size
+from corp_cli.sizes.uniform import kept_size, step_of
 
 LEAST = 0.1  # a budget leaves at least this fraction of every group
 TIE = 1e-6  # fraction of the largest damage that does not count
@@ -44,6 +43,9 @@ def solve(choices: list[Choice], budget: float) -> tuple[list[int], float]:
     One binary variable per size, exactly one of which is taken. Raises CorpError when even the smallest sizes cost
     too much.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # here, since scipy takes long to import
+    from scipy.sparse import coo_array
+
     least = sum(min(choice.cost) for choice in choices)
     if least > budget:
         raise CorpError(
@@ -100,6 +102,7 @@ class Budget:
     Costs are MACs of one image, parameters, or seconds of a forward pass. `updated_tokens`: how many leading ones the
     last block updates (None: all); `merge`: how many every block merges (empty: none); `token_costs`: None where none
     may be merged. `search`: how sizes are chosen, by damage or by scores, which may leave as little as they like.
+    `round_to`, `device`: see `uniform.step_of`.
     """
 
     kind: str  # macs, params or latency
@@ -108,11 +111,12 @@ class Budget:
     fixed: float
     base: tuple[Sizes, ...]
     costs: tuple[Cost, ...]
-    round_to: int
+    round_to: Any
     updated_tokens: int | None = None
     token_costs: TokenCosts | None = None
     merge: tuple[int, ...] = ()
     search: str = "damage"
+    device: str = "cpu"
 
     @property
     def limit(self) -> float:
@@ -142,13 +146,13 @@ class Budget:
 
     def candidates(self, block: int, group: str) -> tuple[int, ...]:
         """Sizes that a group may be cut to, ascending: multiples of its step, and the dense size."""
-        dense, step = getattr(self.base[block], group), self.step(group)
+        dense, step = getattr(self.base[block], group), self.step(block, group)
         least = max(1, LEAST * dense) if self.search == "damage" else 1
         return tuple(sorted({size for size in range(step, dense, step) if size >= least} | {dense}))
 
-    def step(self, group: str) -> int:
-        """What sizes of a group are multiples of: heads go one by one."""
-        return 1 if group == "heads" else self.round_to
+    def step(self, block: int, group: str) -> int:
+        """What sizes of a group of a block are multiples of."""
+        return step_of(self.round_to, group, getattr(self.base[block], group), self.device)
 
     def choices(self, cost: Cost) -> tuple[tuple[int, ...], ...]:
         """Every combination of sizes that the groups of `cost` may be cut to."""
@@ -183,6 +187,7 @@ def make_budget(
     base: tuple[Sizes, ...],
     updated_tokens: int | None = None,
     merges: bool = False,
+    device: str = "cpu",
 ) -> Budget:
     """The budget of `sparsity.macs` or `sparsity.params`: a fraction of the dense model's cost to remove.
 
@@ -195,8 +200,8 @@ def make_budget(
     costs = linear_costs(spec, blocks, base, kind, updated_tokens, SEARCHES[cfg.search])
     fixed = cost_of(spec, blocks, base, kind, updated_tokens) - sum(float(cost.values[-1]) for cost in costs)
     by_token = mac_costs(spec, blocks, base, updated_tokens) if merges else None
-    found = Budget(kind, fraction, dense, fixed, base, costs, cfg.round_to, updated_tokens, by_token, search=cfg.search)
-    return found.require_met()
+    found = Budget(kind, fraction, dense, fixed, base, costs, cfg.round_to, updated_tokens, by_token)
+    return replace(found, search=cfg.search, device=device).require_met()
 
 
 def uniform(budget: Budget, fraction: float) -> tuple[Sizes, ...]:
@@ -204,7 +209,7 @@ def uniform(budget: Budget, fraction: float) -> tuple[Sizes, ...]:
     sizes = list(budget.base)
     for i, group in budget.wanted():
         dense = getattr(budget.base[i], group)
-        sizes[i] = replace(sizes[i], **{group: kept_size(dense, fraction, budget.step(group))})
+        sizes[i] = replace(sizes[i], **{group: kept_size(dense, fraction, budget.step(i, group))})
     return tuple(sizes)
 
 

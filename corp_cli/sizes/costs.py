@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.interpolate import RegularGridInterpolator
 
 from corp_cli.config.prune import SEARCHES
 from corp_cli.measure.macs import count_module
@@ -32,6 +31,8 @@ class Cost:
 
     def at(self, sizes: Iterable[tuple[int, ...]]) -> tuple[float, ...]:
         """The cost of every choice of sizes."""
+        from scipy.interpolate import RegularGridInterpolator  # here, since scipy takes long to import
+
         found = RegularGridInterpolator(self.axes, self.values, bounds_error=False, fill_value=None)(list(sizes))
         return tuple(float(value) for value in found)
 

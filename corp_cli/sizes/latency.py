@@ -62,7 +62,7 @@ def latency_budget(
     fixed = max(of_dense - whole, 0.0)
     by_token = token_seconds(model, dense.blocks, base, updated_tokens, stream) if merges else None
     found = Budget("latency", cfg.latency, of_dense, fixed, base, tuple(costs), cfg.round_to, updated_tokens, by_token)
-    return found.require_met()
+    return replace(found, device=dense.device.type).require_met()
 
 
 def token_seconds(

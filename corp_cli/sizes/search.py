@@ -35,7 +35,8 @@ class Descent:
 
 def descent(budget: Budget, scores: tuple[Scores, ...], group: str) -> Descent:
     """Every way to keep the units of `group` that score highest in all blocks, at least a step of each block."""
-    costs, step = [cost for cost in budget.costs if cost.groups == (group,)], budget.step(group)
+    costs = [cost for cost in budget.costs if cost.groups == (group,)]
+    step = np.array([budget.step(cost.block, group) for cost in costs], int)
     falling = [np.sort(getattr(scores[cost.block], group).cpu().double().numpy())[::-1] for cost in costs]
     dense = np.array([len(each) for each in falling])
     least = np.minimum(step, dense)

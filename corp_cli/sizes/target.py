@@ -32,11 +32,11 @@ def make_target(dense: LoadedModel, groups: frozenset[str], sparsity: SparsityCo
         plan = plan if sparsity.skip_unread is None else replace(plan, updated_tokens=updated)
         return replace(plan, merge=()) if sparsity.merge_tokens is False else plan
     merges = merges_tokens(model, sparsity)
-    base = tuple(uniform_sizes(block, groups, sparsity) for block in blocks)
+    base = tuple(uniform_sizes(block, groups, sparsity, dense.device.type) for block in blocks)
     if sparsity.latency is not None:
         return latency_budget(dense, sparsity, base, updated, merges)
     if sparsity.budget() is not None:
-        return make_budget(dense.spec, blocks, sparsity, base, updated, merges)
+        return make_budget(dense.spec, blocks, sparsity, base, updated, merges, dense.device.type)
     return SizePlan(base, updated)
 
 

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from corp_cli.config.prune import SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.models.blocks import Block, Sizes
+
+TILE = 128  # channels that a GPU multiplies together, in large layers
+VECTOR = 16  # float32 values that a CPU multiplies together
+ALIGNED = 8  # what attention kernels want of the dimensions of a head
+COARSE = 32  # of a layer, no more than this part is lost or kept by rounding
+
+
+def step_of(round_to: Any, group: str, dense: int, device: str) -> int:
+    """What kept sizes of a group of `dense` units are multiples of; heads go one by one.
+
+    round_to: a number, or auto: channels of an MLP fill the vectors of a CPU and the tiles of a GPU, of which the last
+    takes as long when it is not full; tiles are halved until one is at most 1 / `COARSE` of the layer.
+    """
+    if group == "heads":
+        return 1
+    if round_to != "auto":
+        return int(round_to)
+    if group != "mlp":
+        return ALIGNED
+    step = TILE if device == "cuda" else VECTOR
+    while step > ALIGNED and step * COARSE > dense:
+        step //= 2
+    return step
 
 
 def kept_size(dense: int, fraction: float, round_to: int) -> int:
@@ -15,12 +40,13 @@ def kept_size(dense: int, fraction: float, round_to: int) -> int:
     return min(dense, max(size, min(round_to, dense)))
 
 
-def uniform_sizes(block: Block, groups: frozenset[str], cfg: SparsityConfig) -> Sizes:
-    """Sizes as asked, the same for every block; dense where the block does not allow it."""
+def uniform_sizes(block: Block, groups: frozenset[str], cfg: SparsityConfig, device: str = "cpu") -> Sizes:
+    """Sizes as asked, the same for every block; dense where the block does not allow it. `device`: see `step_of`."""
     kept = {}
     for group, fraction in cfg.fractions().items():
         asked = fraction if group in groups and group not in block.refusals else 0.0
-        kept[group] = kept_size(getattr(block.sizes, group), asked, 1 if group == "heads" else cfg.round_to)
+        dense = getattr(block.sizes, group)
+        kept[group] = kept_size(dense, asked, step_of(cfg.round_to, group, dense, device))
     return Sizes(**kept)
 
 
