@@ -25,21 +25,15 @@ from corp_cli.measure.precision import products
 from corp_cli.method.calibrate import calibrate, require_tokens
 from corp_cli.method.compensate import Errors, compensate
 from corp_cli.method.cut import only
-from corp_cli.method.fit_one_shot import (
-    TRIAL_DEPENDS,
-    TRIAL_IMAGES,
-    TRIAL_TOKENS,
-    fit_every_block,
-    left_by_refit,
-    refits,
-)
+from corp_cli.method.fit_one_shot import TRIAL_IMAGES, fit_every_block, left_by_refit, trial_depends
 from corp_cli.method.keep import KeptUnits, keep
 from corp_cli.method.optin import Losses, trajectory_losses, trajectory_scores
 from corp_cli.method.rank import RankerArgs, Scores, rank
 from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.statistics import Statistics
+from corp_cli.method.stream import Rollout, rollout_of
 from corp_cli.models.blocks import Sizes
-from corp_cli.models.offload import bring_together
+from corp_cli.models.offload import bring_together, on_host
 from corp_cli.models.plain_block import put_plain_blocks
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
@@ -102,19 +96,18 @@ def prune(
     with watch("load"):
         work = prepare_run(cfg, folder, given)
         cfg = replace(cfg, sparsity=work.sparsity)
-        how = work.calibration.precision, cfg.compensation.weighs_logits
         dense, blocks, images = work.dense.model, work.dense.blocks, work.images
-        sets = images.calibration, images.spares
+        sets, how = (images.calibration, images.spares), (work.calibration.precision, cfg.compensation.weighs_logits)
         cache = ranks.once(opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups, *how)
         watch.expected |= expect(work, cfg) if expect else {}
     with products(work.calibration.precision):
         with watch("calibrate"):
-            statistics = statistics_of(work, cfg, cache) if work.measured else ()
+            rollout = rollout_of(dense, cfg.compensation) if work.refits else None
+            statistics = statistics_of(work, cfg, cache, rollout) if work.measured else ()
         with watch("rank"):
             trajectory = trajectory_of(work, cfg, cache)
             args = RankerArgs.seeded(cfg.seed, cfg.compensation.ridge, trajectory)
-            asked = work.target.sizes if isinstance(work.target, SizePlan) else None
-            scores = rank(dense, blocks, statistics, work.groups, cfg.ranker, args, asked) if work.measured else ()
+            scores = rank(dense, blocks, statistics, work.groups, cfg.ranker, args, work.asked) if work.measured else ()
         with watch("plan"):
             curves = curves_of(work, cfg, statistics, scores, cache)
             plan = choose_sizes(work.target, cfg.sparsity.rounds, curves, scores)
@@ -123,7 +116,10 @@ def prune(
                 pruned, kept, errors = compensate_along_the_stream(work, cfg, plan, cache, trajectory)
             else:
                 kept = tuple(keep(*each) for each in zip(scores, blocks, plan.sizes, strict=True))
-                pruned, errors = compensate_at_once(work, cfg, statistics, kept)
+                pruned, errors = compensate(dense, blocks, statistics, kept, cfg.compensation)
+                del statistics, curves  # refits need the room
+                if work.refits:
+                    pruned, errors = fit_at_once(work, cfg, kept, pruned, errors, rollout)
             uncompensated = only(dense, blocks, kept)
             for model in (uncompensated, pruned):
                 spare_tokens(model, plan.merge, plan.updated_tokens)
@@ -133,9 +129,10 @@ def prune(
         found, probe = halving_batches(lambda c: examine(models, work, c), cfg.evaluation, "evaluation")
     with watch("export"), ranks.alone():
         bring_together(pruned)
-        manifest, files = carry_manifest(pruned, make_manifest(work.dense, pruned, cfg)), None
+        written, files = on_host(pruned), None
+        manifest = carry_manifest(pruned, make_manifest(work.dense, written, cfg))
         if folder:
-            export(pruned, manifest, folder, probe)
+            export(pruned, written, manifest, folder, probe)
             files = export_formats(pruned, manifest, images, cfg, folder)
     report = make_report(cfg, work, manifest, pruned, errors, found, plan, files, watch.seconds, warnings)
     if folder:
@@ -164,21 +161,21 @@ def prepare_run(cfg: PruneConfig, folder: Path | None, given: Given | None = Non
     return work
 
 
-def statistics_of(work: Work, cfg: PruneConfig, cache: Cache) -> Statistics:
+def statistics_of(work: Work, cfg: PruneConfig, cache: Cache, rollout: Rollout | None = None) -> Statistics:
     """Statistics of every block on the calibration images, from the cache or measured."""
     intake = work.images.calibrated
-    found = cached_statistics(cache, work.dense, intake, lambda: measure_statistics(work, cfg))
+    found = cached_statistics(cache, work.dense, intake, lambda: measure_statistics(work, cfg, rollout))
     require_tokens(work.dense.blocks, found, intake.good, cfg.compensation)
     return found
 
 
-def measure_statistics(work: Work, cfg: PruneConfig) -> Statistics:
+def measure_statistics(work: Work, cfg: PruneConfig, rollout: Rollout | None) -> Statistics:
     """Statistics of every block on the calibration images."""
-    dense = work.dense
+    dense, weighs = work.dense, cfg.compensation.weighs_logits
 
     def measure(c: CalibrationConfig) -> Statistics:
         batches = calibration_batches(work.images, dense, c, cfg.seed)
-        return calibrate(dense.model, dense.blocks, batches, work.groups, work.keep, cfg.compensation.weighs_logits)
+        return calibrate(dense.model, dense.blocks, batches, work.groups, work.keep, weighs, rollout)
 
     return halving_batches(measure, work.calibration, "calibration")
 
@@ -192,7 +189,7 @@ def trajectory_of(work: Work, cfg: PruneConfig, cache: Cache) -> tuple[Scores, .
 
     def measure(c: CalibrationConfig) -> tuple[Losses, ...]:
         batches = curve_batches(work.images, dense, count, c, cfg.seed)
-        return trajectory_losses(dense.model, dense.blocks, groups, batches, c.batch_size, progress)
+        return trajectory_losses(dense.model, dense.blocks, groups, batches, c.batch, progress)
 
     losses = ranks.once(halving_batches, measure, work.calibration, "calibration")
     return trajectory_scores(losses, cfg.ranker.optin_lambda)
@@ -217,7 +214,7 @@ def curves_of(
         parts = {
             "ranker": asdict(cfg.ranker),
             "compensation": {key: getattr(settings, key) for key in ("mlp", "qk", "vo", "ridge")},
-            **({"refit": [TRIAL_IMAGES, TRIAL_TOKENS, *(getattr(settings, k) for k in TRIAL_DEPENDS)]} if fits else {}),
+            **({"refit": trial_depends(settings)} if fits else {}),
             "images": [count, cfg.seed],
             "context": [asdict(sizes) for sizes in context],
             "anchors": anchors,
@@ -240,18 +237,22 @@ def left_of(work: Work, cfg: PruneConfig, statistics: Statistics, scores: tuple[
     return halving_batches(measure, work.calibration, "calibration")
 
 
-def compensate_at_once(
-    work: Work, cfg: PruneConfig, statistics: Statistics, kept: tuple[KeptUnits, ...]
+def fit_at_once(
+    work: Work,
+    cfg: PruneConfig,
+    kept: tuple[KeptUnits, ...],
+    pruned: nn.Module,
+    errors: Errors,
+    rollout: Rollout | None,
 ) -> tuple[nn.Module, Errors]:
-    """All blocks by what was measured of the dense model."""
-    dense, how = work.dense, cfg.compensation
-    pruned, errors = compensate(dense.model, dense.blocks, statistics, kept, how)
-    if not refits(how) or cannot_walk(dense.model):
-        return pruned, errors
+    """What was cut in all blocks, refitted by what the dense model is given and gives."""
+    dense, how, weights = work.dense, cfg.compensation, rollout.weights() if rollout else None
 
     def fit(c: CalibrationConfig) -> tuple[nn.Module, Errors]:
         batches = calibration_batches(work.images, dense, c, cfg.seed)
-        return fit_every_block(dense.model, pruned, dense.blocks, kept, errors, batches, how, cfg.seed, work.keep)
+        return fit_every_block(
+            dense.model, pruned, dense.blocks, kept, errors, batches, how, cfg.seed, work.keep, weights
+        )
 
     return halving_batches(fit, work.calibration, "calibration")
 

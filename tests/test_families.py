@@ -20,6 +20,7 @@ from corp_cli.config.prune import ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned
 from corp_cli.models.adapter import blocks_of
+from corp_cli.models.attention import maps as maps_module
 from corp_cli.models.attention.maps import AttentionMaps
 from corp_cli.models.spec import ModelSpec
 from corp_cli.pipeline import PruneResult, prune
@@ -225,11 +226,22 @@ def test_the_table_of_families_says_what_is_tested() -> None:
     assert len(shown) >= 25
 
 
-def test_attention_maps_are_those_of_the_kernel() -> None:
+@pytest.mark.parametrize("padding", [0, 3])
+def test_attention_maps_are_those_of_the_kernel(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maps_module, "filled_up", lambda q: padding)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 1, 5, 4, generator=generator) for _ in range(3))
     mask = torch.randn(1, 1, 5, 5, generator=generator)
-    for given in ({}, {"attn_mask": mask}, {"attn_mask": mask, "scale": 0.3}):
+    masks = mask, mask > -1.0
+    for given in ({}, {"attn_mask": masks[0]}, {"attn_mask": masks[1]}, {"attn_mask": mask, "scale": 0.3}):
+        plain = F.scaled_dot_product_attention(q, k, v, **given)
         with AttentionMaps() as maps:
             out = F.scaled_dot_product_attention(q, k, v, **given)
-        torch.testing.assert_close(maps.found[0] @ v[:, 0], out[:, 0])
+        torch.testing.assert_close(maps.found[0] @ v[:, 0], plain[:, 0])
+        torch.testing.assert_close(out, plain)
+    with AttentionMaps() as maps:
+        out = F.scaled_dot_product_attention(query=q, key=k, value=v)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
+    with AttentionMaps():  # what the maps do not know of is left to PyTorch
+        causal = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(causal, F.scaled_dot_product_attention(q, k, v, is_causal=True))

@@ -21,8 +21,9 @@ from corp_cli.commands import evaluate
 from corp_cli.config.checkpoints import EvaluateConfig
 from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.method import memory, sample, sequential
+from corp_cli.models import offload
 from corp_cli.models.adapter import block_names, blocks_of
-from corp_cli.models.offload import bring_together, keep_on_host, kept_in, visit
+from corp_cli.models.offload import bring_together, keep_on_host, kept_in, on_host, visit
 from corp_cli.models.streams import logits_from, tokens
 from corp_cli.models.token_block import put_token_blocks
 from corp_cli.runtime import scratch
@@ -46,6 +47,19 @@ def there(model: nn.Module) -> list[str]:
     """The blocks that are on the device."""
     blocks = {name: next(model.get_submodule(name).parameters()).dtype for name in block_names(model)}
     return [name for name, dtype in blocks.items() if dtype == torch.float32]
+
+
+def test_a_copy_on_the_host_is_whole_and_one_that_is_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = variants.build("deit")
+    model.tied = model.head
+    assert on_host(model) is model
+    monkeypatch.setattr(offload, "HOST", torch.device("meta"))  # from which the CPU is as far as a GPU is from it
+    copied: Any = on_host(model)
+    assert copied.tied is copied.head
+    assert {tensor.device.type for tensor in copied.state_dict().values()} == {"meta"}
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {"cpu"}
+    assert [*dict(copied.named_parameters())] == [*dict(model.named_parameters())]
+    assert [type(module) for module in copied.modules()] == [type(module) for module in model.modules()]
 
 
 # --- one model ------------------------------------------------------------------------------------------------

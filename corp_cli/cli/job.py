@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any
 
@@ -105,6 +106,15 @@ def carry_out(task: Task, cfg: DictConfig, begins: Callable[[Job], None] | None 
     return replace(job, value=value)
 
 
+BESIDE = "sympy"  # which PyTorch imports, and which needs none of it: 400 files, from disks that may be slow
+
+
+def import_beside() -> None:
+    """Import BESIDE, if it is there."""
+    with contextlib.suppress(ImportError):
+        import_module(BESIDE)
+
+
 def loaded(command: str) -> ModuleType:
     """`corp_cli.commands.<command>`; the first one brings PyTorch along, which takes seconds to load."""
     name, collects = f"corp_cli.commands.{command}", gc.isenabled()
@@ -112,6 +122,7 @@ def loaded(command: str) -> ModuleType:
         return sys.modules[name]
     with console.busy("starting"):
         gc.disable()  # all that modules hold is in use: to look through it, now and at the end, takes two seconds more
+        Thread(target=import_beside, daemon=True).start()
         try:
             return import_module(name)
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def analyze_command(cfg: AnalyzeConfig) -> AnalysisReport:
         def on(c: CalibrationConfig) -> Any:
             return work(calibration_batches(images, loaded, c, cfg.seed))
 
-        return halving_batches(on, cfg.calibration, "calibration")
+        return halving_batches(on, replace(cfg.calibration, batch_size=cfg.calibration.batch), "calibration")
 
     with watch("calibrate"):
         measure = partial(batched, lambda batches: calibrate(model, blocks, batches, GROUPS))

@@ -130,7 +130,7 @@ def peak_mib(work: Work, cfg: PruneConfig, rates: Rates) -> dict[str, float | No
     found = needs(load, cfg.compensation, settings)
     if work.masked(cfg.ranker):
         one = min(cfg.ranker.optin_images, load.images) * load.tokens * load.width * FLOAT
-        masked = max(COPIES * one, min(settings.batch_size * COPIES * one, room_of(device)))
+        masked = max(COPIES * one, min(settings.batch * COPIES * one, room_of(device)))
         held = len(load.blocks) * one + masked
         found["rank"] = replace(found["calibrate"], device=found["calibrate"].device + held)
     if isinstance(work.target, Budget):

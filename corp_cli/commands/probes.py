@@ -66,7 +66,7 @@ def measure_rates(work: Work, cfg: CalibrationConfig, weighs: bool = False) -> R
     first_batch(few, PROBES, dense.spec, dense.device)  # again: the first time is not only reading
     read = (time.perf_counter() - start) / len(few)
     alone = min(pass_seconds({"dense": dense.model}, image, 3)["dense"])
-    size = max(1, min(cfg.batch_size, int(PASS_SECONDS / alone)))
+    size = max(1, min(cfg.batch, int(PASS_SECONDS / alone)))
     images = image.repeat(size, 1, 1, 1)
 
     def passes() -> float:
@@ -163,7 +163,7 @@ def fit_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: R
     one = min(
         seconds(lambda: gauss_newton(layers, act, seen, seen, FIT_RIDGES, 1, how.ridge), dense.device) for _ in "ab"
     )
-    return one * ROUNDS / 2 * count / few * sum(cut) / units
+    return one * ROUNDS[cfg.compensation.propagate] / 2 * count / few * sum(cut) / units
 
 
 def value_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: Rates) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, List, Optional
 
+from corp_cli.config.images import BATCH
 from corp_cli.config.ranges import require_at_least, require_choice, require_fraction, require_texts, words
 from corp_cli.errors import CorpError
 
@@ -50,7 +51,7 @@ class RangesConfig:
     image_key: Optional[str] = None  # the column of a timm dataset that holds the images
     label_key: Optional[str] = None  # and the one that holds the classes
     num_images: int = INT8_IMAGES
-    batch_size: int = 32
+    batch_size: int = BATCH
     num_workers: Optional[int] = None  # threads that load images; None: one a core, at most four
     max_bad: float = 0.01  # fraction of the images that may be unreadable
 

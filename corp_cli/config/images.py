@@ -13,6 +13,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 OFFLOADS = ("auto", "none", "blocks")
 PRODUCTS = ("auto", "float32", "tf32")
 CROP_MODES = ("center", "squash", "border")
+BATCH = 32  # images that go together where nothing says how many
 LEAST_CROP = 0.1  # a smaller one resizes images to more pixels than fit in memory
 
 
@@ -53,7 +54,7 @@ class CalibrationConfig:
     image_key: Optional[str] = None  # the column of a timm dataset that holds the images
     label_key: Optional[str] = None  # and the one that holds the classes
     num_images: int = 1024
-    batch_size: int = 32
+    batch_size: Optional[int] = None  # images that go through the model together; None: 32, more where a GPU has room
     num_workers: Optional[int] = None  # threads that load images; None: one a core, at most four
     max_bad: float = 0.01  # fraction of the images that may be unreadable
     cache: Optional[str] = None  # a folder, or a .safetensors, where statistics are kept for later runs
@@ -66,6 +67,11 @@ class CalibrationConfig:
         require_fraction("calibration.", self, "max_bad")
         require_at_least("calibration.", self, num_images=1, batch_size=1, num_workers=0)
         require_choice("calibration.", self, offload=OFFLOADS, precision=PRODUCTS)
+
+    @property
+    def batch(self) -> int:
+        """How many images go together: as asked, or as a CPU does."""
+        return self.batch_size or BATCH
 
 
 @dataclass

@@ -35,26 +35,29 @@ NOT_RECIPE = ("model", "evaluation", "gate", "export", "device")  # what the wei
 
 
 def make_manifest(dense: LoadedModel, pruned: nn.Module, cfg: PruneConfig) -> Manifest:
-    """What the checkpoint will say of itself."""
+    """What the checkpoint of `pruned` will say of itself."""
+    hashed = LoadedModel(CHECKPOINT, pruned, dense.spec)
+    hashed.hash_ahead()  # while the rest is found out
     recipe = {key: value for key, value in asdict(cfg).items() if key not in NOT_RECIPE}
     recipe["sparsity"].update(cfg.sparsity.fractions())  # joint by what it stands for
     for key in ("cache", "offload", "scratch"):  # the same weights with and without
         del recipe["calibration"][key]
     sizes = pruned_sizes(pruned, dense.model)
     manifest = Manifest(dense.spec, sizes, shareable(recipe, cfg), dense.sha256, versions())
-    return replace(manifest, counts=counts_of(manifest))
+    return replace(manifest, counts=counts_of(manifest), pruned_sha256=hashed.sha256)
 
 
-def export(pruned: nn.Module, manifest: Manifest, output_dir: Path, probe: Tensor) -> Path:
+def export(pruned: nn.Module, written: nn.Module, manifest: Manifest, output_dir: Path, probe: Tensor) -> Path:
     """Write pruned.safetensors and read it back: the same tensors, and within rounding the same logits on `probe`.
 
+    written: the same model on the host, so that its tensors come there once.
     Of a checkpoint in shards only the tensors are compared, since there may be no room for the model twice. Raises
     RuntimeError, which is a bug of corp's, where that fails; the file then stays under the name UNVERIFIED, but for
     shards, which keep theirs without an index.
     """
     path = output_dir / CHECKPOINT
-    write_checkpoint(pruned, manifest, path)
-    difference = difference_of(path, pruned)
+    write_checkpoint(written, manifest, path)
+    difference = difference_of(path, written)
     whole = checkpoint_files(path)[-1]
     if not difference and whole == path:
         like = next(pruned.parameters())

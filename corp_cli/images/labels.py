@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from scipy.special import bdtr  # not scipy.stats, which takes as long to import as torch
-
 from corp_cli.errors import CorpError
 from corp_cli.images.rows import read_rows, read_text
 from corp_cli.images.sources import ImageSet, Labels, expand
@@ -284,6 +282,8 @@ def _filled(indices: list[tuple[int, ...]]) -> Labels:
 
 def near_chance(top1: float, images: int, num_classes: int) -> str | None:
     """A warning where `top1` percent of `images` is what guessing among `num_classes` gives; else None."""
+    from scipy.special import bdtr  # here, since scipy takes long to import
+
     hits = round(top1 * images / 100)
     fewer = bdtr(hits - 1, images, 1 / max(num_classes, 1)) if hits else 0.0  # the chance to guess fewer
     if images < 10 or fewer >= 0.999:

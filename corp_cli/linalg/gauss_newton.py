@@ -22,11 +22,17 @@ from corp_cli.linalg.ridge import refit, squared_error
 
 Units = Callable[..., Tensor]  # one or two pre-activations of every unit → its value, each unit for itself
 CHUNK = 2**12  # tokens at a time: bounds what is held besides the tokens and the slopes
+FILLED = 2**25  # values of units that keep a GPU busy: so many tokens at a time there, if more
 STEPS = 8  # of the bidiagonalisation
 SIZES = (1.0, 0.5, 0.25)  # of the step, until the error falls
 FLOOR = 1.0  # of variances in the whitening, in means of those above 0: what z hardly does makes weights round badly
 LEAST_GAIN = 1e-3  # of the held-out error, for which a round is taken
 ENOUGH = 1e-2  # of it: a round that gains less is the last, since the next one gains less again
+
+
+def chunk(width: int, device: torch.device) -> int:
+    """How many tokens are worked on together, of layers with so many units."""
+    return max(CHUNK, FILLED // width) if device.type == "cuda" else CHUNK
 
 
 @dataclass(frozen=True)
@@ -37,15 +43,16 @@ class Tokens:
     y: Tensor
     weights: Tensor
 
-    def chunks(self) -> Iterator[slice]:
-        """Rows that are worked on together."""
-        return (slice(start, start + CHUNK) for start in range(0, len(self.z), CHUNK))
+    def chunks(self, width: int) -> Iterator[slice]:
+        """Rows that are worked on together, in layers of so many units."""
+        step = chunk(width, self.z.device)
+        return (slice(start, start + step) for start in range(0, len(self.z), step))
 
     @cached_property
     def whitened(self) -> tuple[Tensor, Tensor]:
         """(z', C') with z' = zC', C' = (C + FLOOR mean(diag C) I)^-½ and C = E[zzᵀ], the mean of what is not zero."""
         gram = torch.zeros(self.z.shape[1], self.z.shape[1], dtype=torch.float64, device=self.z.device)
-        for rows in self.chunks():
+        for rows in self.chunks(self.z.shape[1]):
             scaled = self.z[rows] * self.weights[rows].sqrt()[:, None]
             gram += scaled.T @ scaled
         energy = gram.diagonal()
@@ -71,12 +78,14 @@ def gauss_newton(
     ridges: tuple[float, ...],
     rounds: int,
     ridge_lambda: float,
+    coarse: torch.dtype | None = None,
 ) -> tuple[Layers, Fit]:
     """`start` after up to `rounds` rounds, each with the λ of `ridges` that is best on `held_out`, and what they gave.
 
     A round moves W and then solves B and b in closed form, with a ridge towards what they are. It is taken only where
     the error on `fitted` falls and that on `held_out` falls with it, so that a layer that would overfit stays. Later
-    rounds try only the λ taken last and its neighbours, and it alone once it was taken twice.
+    rounds try only the λ taken last and its neighbours, and it alone once it was taken twice. coarse: what steps are
+    looked for in, since only their errors decide (None: the dtype of all else).
     """
     layers, taken = start, list[float]()
     first = now = error(start, units, fitted), error(start, units, held_out)
@@ -84,7 +93,7 @@ def gauss_newton(
         tried = worth_trying(ridges, taken)
         found = [
             (error(moved, units, held_out), on_fitted, ridge, moved)
-            for ridge, step in zip(tried, steps_of(layers, units, fitted, tried), strict=True)
+            for ridge, step in zip(tried, steps_of(layers, units, fitted, tried, STEPS, coarse), strict=True)
             for on_fitted, moved in [downhill(layers, step, units, fitted, now[0], ridge_lambda)]
         ]
         on_held_out, on_fitted, ridge, moved = min(found, key=lambda one: one[0])
@@ -122,7 +131,7 @@ def error(layers: Layers, units: Units, tokens: Tokens) -> float:
     """Σ w ‖y - ŷ‖² / Σ w ‖y - ȳ‖², with ȳ the weighted mean."""
     lost = total = tokens.y.new_zeros((), dtype=torch.float64)
     mean = tokens.weights @ tokens.y
-    for rows in tokens.chunks():
+    for rows in tokens.chunks(layers.second.shape[1]):
         weights, y = tokens.weights[rows], tokens.y[rows]
         found = units(*pre_activations(layers, tokens.z[rows])) @ layers.second.T + layers.bias
         lost = lost + (weights @ (y - found).square()).sum(dtype=torch.float64)
@@ -148,7 +157,7 @@ def solve_second(layers: Layers, units: Units, tokens: Tokens, ridge_lambda: flo
     """(`error`, `layers` with B and b the ridge solution for W as it is, towards B as it was); see `ridge.refit`."""
     width = layers.second.shape[1]
     joint = RunningMoments(width + tokens.y.shape[1], tokens.z.device)
-    for rows in tokens.chunks():
+    for rows in tokens.chunks(layers.second.shape[1]):
         values = units(*pre_activations(layers, tokens.z[rows]))
         joint.add(torch.cat([values, tokens.y[rows]], 1), tokens.weights[rows])
     moments = joint.result()
@@ -164,7 +173,8 @@ def solve_second(layers: Layers, units: Units, tokens: Tokens, ridge_lambda: flo
 class Linearised:
     """A: Δ' → (I - rrᵀ) (Σ_p S_p ∘ z'Δ'_pᵀ) Bᵀ on whitened z' [n, D] and scaled rows Δ' [P, d, D].
 
-    r = √w takes the weighted mean away: b is solved afterwards, so that constants do not count.
+    r = √w takes the weighted mean away: b is solved afterwards, so that constants do not count. z, S and B may be of a
+    coarser dtype than the others.
     """
 
     z: Tensor
@@ -178,37 +188,47 @@ class Linearised:
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows that are worked on together, and room for two values of each of their units."""
         count, width = self.slopes.shape[1:]
-        room = self.z.new_empty(2, min(CHUNK, count), width)
-        for start in range(0, count, CHUNK):
-            rows = slice(start, min(start + CHUNK, count))
+        step = chunk(width, self.z.device)
+        room = self.z.new_empty(2, min(step, count), width)
+        for start in range(0, count, step):
+            rows = slice(start, min(start + step, count))
             yield rows, *room[:, : rows.stop - rows.start]
 
     def apply(self, step: Tensor, u: Tensor, share: float) -> None:
         """u ← AΔ' - `share` u, for a u [n, O] that A could give, in its place: memory is slower than arithmetic."""
+        step = step.to(self.z.dtype)
         for rows, change, one in self.chunks():
             torch.mm(self.z[rows], step[0].T, out=change).mul_(self.slopes[0, rows])
             for part in range(1, len(step)):
                 torch.mm(self.z[rows], step[part].T, out=one)
                 change.addcmul_(one, self.slopes[part, rows])
-            u[rows].addmm_(change, self.second.T, beta=-share)
+            _add_product(u[rows], change, self.second.T, -share)
         u.addr_(self.root, self.root @ u, alpha=-1)
 
     def adjoint(self, u: Tensor) -> Tensor:
         """Aᵀu [P, d, D], for a u [n, O] that A could give."""
         step = u.new_zeros(len(self.slopes), self.slopes.shape[2], self.z.shape[1])
         for rows, reach, one in self.chunks():
-            torch.mm(u[rows], self.second, out=reach)
+            torch.mm(u[rows].to(self.z.dtype), self.second, out=reach)
             for part, slopes in zip(step, self.slopes, strict=True):
-                part.addmm_(torch.mul(reach, slopes[rows], out=one).T, self.z[rows])
+                _add_product(part, torch.mul(reach, slopes[rows], out=one).T, self.z[rows])
         return step
 
 
-def linearise(layers: Layers, units: Units, tokens: Tokens) -> Linearised:
-    """The problem at `layers`."""
+def _add_product(total: Tensor, a: Tensor, b: Tensor, share: float = 1.0) -> None:
+    """total ← `share` total + ab, of a dtype that may be finer than theirs."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b, beta=share)
+    else:
+        total.mul_(share).add_(a @ b)
+
+
+def linearise(layers: Layers, units: Units, tokens: Tokens, coarse: torch.dtype | None = None) -> Linearised:
+    """The problem at `layers`; see `gauss_newton`."""
     parts, width, _ = layers.first.shape
     slopes, root = tokens.z.new_empty(parts, len(tokens.z), width), tokens.weights.sqrt()
     residual = torch.empty_like(tokens.y)
-    for rows in tokens.chunks():
+    for rows in tokens.chunks(layers.second.shape[1]):
         values, found = with_slopes(units, pre_activations(layers, tokens.z[rows]))
         slopes[:, rows] = found * root[rows, None]
         residual[rows] = (tokens.y[rows] - values @ layers.second.T - layers.bias) * root[rows, None]
@@ -217,18 +237,24 @@ def linearise(layers: Layers, units: Units, tokens: Tokens) -> Linearised:
     reach = slopes.norm(dim=1) * layers.second.norm(dim=0)
     scale = torch.where(reach > 0, reach, torch.inf)[..., None]
     slopes /= scale.mT
-    return Linearised(z, slopes, layers.second, root, residual, white, scale)
+    z, slopes, second = (part.to(coarse or z.dtype) for part in (z, slopes, layers.second))
+    return Linearised(z, slopes, second, root, residual, white, scale)
 
 
 def steps_of(
-    layers: Layers, units: Units, tokens: Tokens, ridges: tuple[float, ...], steps: int = STEPS
+    layers: Layers,
+    units: Units,
+    tokens: Tokens,
+    ridges: tuple[float, ...],
+    steps: int = STEPS,
+    coarse: torch.dtype | None = None,
 ) -> list[Tensor]:
     """Δ [P, d, D] for every λ of `ridges`: argmin ‖R - AΔ'‖² + λ‖Δ'‖² over what `steps` steps reach.
 
     With A V = U L, V orthonormal and L lower bidiagonal (Golub and Kahan, 1965), Δ' = V (LᵀL + λI)⁻¹ Lᵀ ‖R‖ e₁: the
     conjugate gradients of every λ at the price of one (Paige and Saunders' LSQR, 1982).
     """
-    problem = linearise(layers, units, tokens)
+    problem = linearise(layers, units, tokens, coarse)
     V, L, norm = bidiagonalise(problem, steps)
     if not len(V):
         return [torch.zeros_like(layers.first) for _ in ridges]

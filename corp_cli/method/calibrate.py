@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,14 +21,16 @@ from corp_cli.linalg.logits import logit_weights
 from corp_cli.linalg.merging import size_bias
 from corp_cli.linalg.moments import RunningMoments
 from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
+from corp_cli.method.stream import Rollout
+from corp_cli.models.attention.maps import AttentionMaps
 from corp_cli.models.blocks import Block
 from corp_cli.models.kinds import watch_rows
 from corp_cli.models.offload import HOST, kept_in, visit
-from corp_cli.models.streams import through, tokens
+from corp_cli.models.streams import read_tokens, through, tokens
 from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, on_host
 
-MAPS = 2**25  # values of attention maps that are looked at together
+MAPS = 2**26  # values of attention maps that are looked at together
 
 
 class RunningLogits:
@@ -83,7 +86,7 @@ class RunningLogits:
         step = max(1, MAPS // (q.shape[1] * q.shape[2] ** 2))
         for start in range(0, len(q), step):
             at = slice(start, start + step)
-            bias = 0.0 if sizes is None else size_bias(sizes[at])
+            bias = None if sizes is None else size_bias(sizes[at])
             r, c = logit_weights(q[at], k[at], v[at], self.block.scale, counted[at], bias)
             centred = k[at] - (c[..., None, :] @ k[at]) / c.sum(-1)[..., None, None]
             self.seen_q[some] += ((q[at] * r[..., None]).mT @ q[at]).sum(0).to(self.seen_q)
@@ -123,7 +126,7 @@ def pooled(own: RunningMoments) -> RunningMoments:
 
 def result_of(sums: RunningMoments | RunningLogits) -> Any:
     """The statistics of everything that all processes have taken in."""
-    return sums.result() if isinstance(sums, RunningLogits) else pooled(sums).result()
+    return sums.result() if isinstance(sums, RunningLogits) else pooled(sums).final()
 
 
 def accumulation_device(device: torch.device) -> torch.device:
@@ -195,17 +198,23 @@ def calibrate(
     groups: frozenset[str],
     keep: Keep = on_host,
     weighs: bool = False,
+    rollout: Rollout | None = None,
 ) -> Statistics:
     """Statistics of every block over all images of `batches` [B, C, H, W], for the groups that will be pruned.
 
     weighs: see RunningLogits. Where blocks stay on the host, all images go through one before the next, and wait where
-    `keep` puts them.
+    `keep` puts them. rollout: takes in, by the way, how much is read of every token.
     """
     if kept_in(model):
         return calibrate_by_block(model, blocks, batches, groups, keep, weighs)
     calibration = Calibration(model, blocks, groups, weighs)
+    if rollout:
+        rollout.batches.clear()
     for images in batches:
-        calibration.add(images)
+        with AttentionMaps() if rollout else nullcontext() as maps:
+            calibration.add(images)
+        if rollout and maps:
+            rollout.take(maps.found, len(blocks), read_tokens(model))
     return calibration.result()
 
 

@@ -14,7 +14,9 @@ from torch import nn
 from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.fit import Fit
 from corp_cli.linalg.gauss_newton import Layers, Tokens, Units, gauss_newton
+from corp_cli.linalg.moments import Moments
 from corp_cli.linalg.ridge import refit
+from corp_cli.measure.precision import rounds
 from corp_cli.method.calibrate import require_finite
 from corp_cli.method.observe import joint_moments, observe_cut
 from corp_cli.method.sample import Drawn, Sample
@@ -26,7 +28,7 @@ from corp_cli.models.streams import sublayers
 from corp_cli.runtime import ranks
 
 RIDGES = (0.01, 0.1, 1.0)  # λ, of which every round takes the best
-ROUNDS = 6
+ROUNDS = {"sequential": 6, "none": 4}  # at most; what is repaired in one shot is to be there soon
 ALIGNED = 8  # a row that is no multiple of it is multiplied at a fraction of the speed on a GPU
 
 
@@ -48,7 +50,8 @@ def fit_mlp(
         Tokens(z[part].to(device), y[part].to(device), (counted[part] / counted[part].sum()).to(device))
         for part in (~aside, aside)
     )
-    found, fit = gauss_newton(start, units, fitted, others, RIDGES, ROUNDS, cfg.ridge)
+    coarse = torch.bfloat16 if rounds(device) else None  # half of the time, for steps that are as good
+    found, fit = gauss_newton(start, units, fitted, others, RIDGES, ROUNDS[cfg.propagate], cfg.ridge, coarse)
     if not fit.rounds:
         return weights, fit
     parts = found.first.to(weights.fc2)
@@ -58,15 +61,25 @@ def fit_mlp(
 
 
 def fit_block(
-    stream: Stream, pruned: nn.Module, block: Block, weights: MlpWeights, sample: Sample, cfg: CompensationConfig
+    stream: Stream,
+    pruned: nn.Module,
+    block: Block,
+    weights: MlpWeights,
+    sample: Sample,
+    cfg: CompensationConfig,
+    before: Moments | None = None,
 ) -> Fit:
-    """Put `weights`, refitted, into a block of `pruned`; all tokens of all images fit the final fc2."""
+    """Put `weights`, refitted, into a block of `pruned`; all tokens of all images fit the final fc2.
+
+    before: moments of what goes into fc2, and of what should come out, with fc1 as it is in `weights`, if at hand.
+    """
     tokens = [drawn for own in ranks.gathered(sample.tokens) for drawn in own]
     fitted, fit = ranks.once(fit_mlp, weights, hidden_units(pruned, block), tokens, cfg, stream.device)
     replace_mlp(pruned, block, fitted)
     cut = sublayers(pruned, block)[1]
-    moments = joint_moments(stream, cut, observe_cut(stream, cut, sample.targets)).every
-    require_finite(block, BlockStatistics(hidden=moments))
-    fc2, bias = ranks.once(refit, fitted.fc2, moments, cfg.ridge)
+    if before is None or fit.rounds:
+        before = joint_moments(stream, cut, observe_cut(stream, cut, sample.targets)).every
+    require_finite(block, BlockStatistics(hidden=before))
+    fc2, bias = ranks.once(refit, fitted.fc2, before, cfg.ridge)
     replace_mlp(pruned, block, replace(fitted, fc2=fc2, fc2_bias=bias))
     return fit

@@ -29,12 +29,12 @@ from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, on_host
 
 TRIAL_IMAGES, TRIAL_TOKENS = 512, 2**15  # for `left_by_refit`
-TRIAL_DEPENDS = "ridge_lambda", "token_weights", "class_token_weight", "token_floor", "fit_tokens"  # on these of `cfg`
 
 
-def refits(cfg: CompensationConfig) -> bool:
-    """Whether anything is refitted at all."""
-    return cfg.mlp == "gauss_newton" or cfg.vo == "reduced_rank"
+def trial_depends(cfg: CompensationConfig) -> list[object]:
+    """What `left_by_refit` depends on, beside the images, the model and how its MLPs are cut."""
+    fitted = cfg.token_weights, cfg.class_token_weight, cfg.token_floor, cfg.fit_tokens
+    return [TRIAL_IMAGES, TRIAL_TOKENS, cfg.ridge_lambda, *fitted]
 
 
 @torch.no_grad()
@@ -48,10 +48,16 @@ def fit_every_block(
     cfg: CompensationConfig,
     seed: int,
     keep_tokens: Keep = on_host,
+    weights: Tensor | None = None,
 ) -> tuple[nn.Module, Errors]:
-    """A copy of `pruned` in which all values and MLPs that were cut are refitted; `errors` with what came of it."""
-    pruned, found = copy.deepcopy(pruned), [dict(error) for error in errors]
-    stream = start_streams(dense, blocks, batches, cfg, seed, keep_tokens)
+    """A copy of `pruned` in which all values and MLPs that were cut are refitted; `errors` with what came of it.
+
+    weights: of tokens, where they are known; see `start_streams`.
+    """
+    # modules are replaced, not their tensors
+    shared = {id(tensor): tensor for tensor in (*pruned.parameters(), *pruned.buffers())}
+    pruned, found = copy.deepcopy(pruned, shared), [dict(error) for error in errors]
+    stream = start_streams(dense, blocks, batches, cfg, seed, keep_tokens, weights)
     several, cut = stream.images > 1, blocks_of(pruned)
     for i, block in enumerate(console.track(visit(blocks, dense, pruned), "refit", len(blocks))):
         enter_block(stream, dense, block)
@@ -127,6 +133,6 @@ def fit_cut_mlp(
     seen = (replace(batch, inputs=batch.inputs[..., left]) for batch in every)
     joint = joint_moments(stream, sublayers(pruned, block)[1], seen)
     require_finite(block, BlockStatistics(hidden=joint.every))
-    how = ranks.once(with_ridge, weights.fc2, joint, cfg)
-    del joint  # there may be no room for it beside the tokens
-    return fit_block(stream, pruned, block, weights, sample, how)
+    how, before = ranks.once(with_ridge, weights.fc2, joint, cfg), joint.every
+    del joint  # there may be no room for all of it beside the tokens
+    return fit_block(stream, pruned, block, weights, sample, how, before)

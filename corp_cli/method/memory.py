@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from corp_cli.config.images import CalibrationConfig
+from corp_cli.config.images import BATCH, CalibrationConfig
 from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.errors import CorpError
-from corp_cli.linalg.gauss_newton import CHUNK, STEPS
+from corp_cli.linalg.gauss_newton import CHUNK, FILLED, STEPS
 from corp_cli.method.calibrate import MAPS
 from corp_cli.models.adapter import block_names
 from corp_cli.models.blocks import Block
@@ -28,6 +28,7 @@ from corp_cli.runtime.memory import free_host_memory, free_memory
 FLOAT, DOUBLE = 4, 8
 SCATTERED = 1.2  # memory that allocators take, for what is in use
 TWICE = 2  # a copy of the rows at hand
+BUSY = 3 * 2**27  # bytes of what goes into fc2, of a batch that keeps a GPU busy
 MOST_DECODED = 2**31  # of decoded calibration images, some 14000 at 224 x 224; more are decoded anew for every pass
 
 
@@ -134,7 +135,8 @@ def working_set(load: Load, how: CompensationConfig, batch: int) -> float:
         stages.append(solved(round(load.kept * hidden) if fits_kept else hidden))
         if how.mlp == "gauss_newton":
             count, units = fitted_tokens(load, how), 2 * load.kept * hidden  # with a gate; without one, half of that
-            rows = count * (7 * load.width + units) + min(count, CHUNK) * 4 * units
+            chunk = max(CHUNK, int(FILLED / max(1, load.kept * hidden)))
+            rows = count * (7 * load.width + units) + 4 * units * min(count, chunk)
             stages.append((rows + (STEPS + 4) * units * load.width) * FLOAT)
     if "vo" in load.groups and how.vo == "reduced_rank":
         gathered = head_group(load) * load.width
@@ -144,9 +146,9 @@ def working_set(load: Load, how: CompensationConfig, batch: int) -> float:
 
 def needs(load: Load, how: CompensationConfig, cfg: CalibrationConfig) -> dict[str, Need]:
     """By stage, with everything that is there all along, but for decoded images, which stay on the host."""
-    batch, depth = min(cfg.batch_size, load.images), len(load.blocks)
+    batch, depth = min(cfg.batch, load.images), len(load.blocks)
     sums, largest = (statistics_bytes(load, blocks) for blocks in (load.blocks, load.blocks[:1]))
-    sequential, refits = how.propagate != "none", how.mlp == "gauss_newton" or how.vo == "reduced_rank"
+    sequential, refits = how.propagate != "none", how.refits
     seen, stream = activations(load, batch), load.images * load.tokens * load.width * FLOAT
     measured = seen + load.weighed(how, batch)
     streams = 0 if cfg.scratch else stream
@@ -173,10 +175,16 @@ def most(found: dict[str, Need]) -> Need:
     return Need(*(SCATTERED * max(getattr(need, part) for need in found.values()) for part in ("host", "device")))
 
 
+def filling(load: Load) -> int:
+    """How many images of a batch fill a GPU: with fewer it waits for Python, with more there is only less room."""
+    of_image = load.tokens * max(block.sizes.mlp or load.width for block in load.blocks) * FLOAT
+    return max(BATCH, min(BUSY // of_image, 8 * BATCH) // 16 * 16)
+
+
 def settle(
     load: Load, dense: LoadedModel, how: CompensationConfig, cfg: CalibrationConfig, device: torch.device
 ) -> CalibrationConfig:
-    """`cfg` with offload=none or blocks, and batches for which the device has room. Warns where it has none.
+    """`cfg` with offload=none or blocks, and batches of a size for which there is room. Warns where there is none.
 
     Raises CorpError for a model whose blocks cannot be walked through and are to come one at a time.
     """
@@ -186,19 +194,21 @@ def settle(
     if ranks.count() > 1 and cfg.offload == "blocks":
         raise CorpError("calibration.offload=blocks is for one process; set it to none, or start corp by itself.")
     if free is None:
-        cfg = replace(cfg, offload="none") if cfg.offload == "auto" else cfg
+        cfg = replace(cfg, offload="none" if cfg.offload == "auto" else cfg.offload, batch_size=cfg.batch)
         warn_of_host(load, most(needs(load, how, cfg)), cfg, shared=True)
         return cfg
 
     def needed(offload: str, batch: int) -> float:
         return most(needs(load, how, replace(cfg, offload=offload, batch_size=batch))).device
 
-    offload, batch = cfg.offload, cfg.batch_size
+    offload = cfg.offload
     if offload == "auto":
         alone = ranks.count() == 1
         offload = "none" if why or not alone or needed("none", 1) <= free else "blocks"
         if offload == "blocks":
             console.warn("the model and what its repair needs do not fit the device: calibration.offload=blocks.")
+    wanted = cfg.batch_size or (filling(load) if offload == "none" else cfg.batch)
+    batch = wanted
     while batch > 1 and needed(offload, batch) > free:
         batch //= 2
     if needed(offload, batch) > free:
@@ -206,8 +216,8 @@ def settle(
             f"the run may need {needed(offload, 1) / 2**30:.1f} GiB of device memory and {free / 2**30:.1f} are free; "
             "if it runs out, lower compensation.fit_tokens or set calibration.offload=blocks."
         )
-        batch = cfg.batch_size
-    elif batch < cfg.batch_size:
+        batch = cfg.batch
+    elif batch < (cfg.batch_size or 0):
         console.warn(f"calibration.batch_size={cfg.batch_size} would not fit the device; going on with {batch}.")
     cfg = replace(cfg, offload=offload, batch_size=batch)
     if not has_room_for_streams(load, how, cfg, device):

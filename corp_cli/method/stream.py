@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.merging import merge_tokens
 from corp_cli.models.attention.maps import AttentionMaps
 from corp_cli.models.blocks import Block
-from corp_cli.models.streams import enter, read_tokens, through, tokens
+from corp_cli.models.streams import enter, keeps_grid, read_tokens, through, tokens
 from corp_cli.models.sublayers import Sublayer
 from corp_cli.models.token_block import mean_keys, prefix_tokens
 from corp_cli.runtime import ranks
@@ -81,19 +81,24 @@ def start_streams(
     cfg: CompensationConfig,
     seed: int = 0,
     keep: Keep = on_host,
+    known: Tensor | None = None,
 ) -> Stream:
     """The input of the first block, and the weights of its tokens, for every batch of images.
 
     Where tokens keep a grid, every token counts once: no head reads single ones. `seed` says which images are kept
-    aside, where `cfg` has use for them.
+    aside, where `cfg` has use for them. known: the weights [L, images, N] where they were found before.
     """
     found: list[Tensor] = []
     weights: list[Tensor | None] = []
     for images in batches:
         x = tokens(model, images)
         found.append(keep(x))
-        sequence = x.ndim == 3
-        weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu() if sequence else None)
+        if known is not None:
+            begin = sum(map(len, found)) - len(x)
+            weights.append(known[:, begin : begin + len(x)])
+        else:
+            sequence = x.ndim == 3
+            weights.append(TOKEN_WEIGHTS[cfg.token_weights](model, blocks, x, cfg).cpu() if sequence else None)
     sizes = [len(x) for x in found]
     own, counts = sum(sizes), ranks.gathered(sum(sizes))
     count, before = sum(counts), sum(counts[: ranks.rank()])
@@ -188,14 +193,43 @@ def rollout_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg:
             x = through(model, block, x)
         itself = torch.eye(n).to(x).expand(batch, n, n)  # an attention that is computed otherwise
         attentions.append(maps.found[0] if len(maps.found) == 1 else itself)
-    reads = read_tokens(model)
-    reached = x.new_zeros(batch, n)
+    return rolled_out(attentions, read_tokens(model), cfg.token_floor)
+
+
+def rolled_out(attentions: list[Tensor], reads: int, floor: float) -> Tensor:
+    """`rollout_weights` [L, B, N] by the `attentions` [B, N, N] of all blocks and how many tokens the head reads."""
+    batch, n, _ = attentions[0].shape
+    reached = attentions[0].new_zeros(batch, n)
     reached[:, : reads or n] = 1 / (reads or n)
     weights = []
     for attention in reversed(attentions):
-        weights.append(cfg.token_floor + (1 - cfg.token_floor) * n * reached)
+        weights.append(floor + (1 - floor) * n * reached)
         reached = (reached + (reached[:, None] @ attention)[:, 0]) / 2
     return torch.stack(weights[::-1])
+
+
+def rollout_of(model: nn.Module, cfg: CompensationConfig) -> Rollout | None:
+    """What takes in how much is read of every token; None where `cfg` does not ask for that, or tokens keep a grid."""
+    return Rollout(cfg.token_floor) if cfg.token_weights == "rollout" and not keeps_grid(model) else None
+
+
+@dataclass
+class Rollout:
+    """Weights [L, B, N] of the tokens of every batch, by attention rollout; see `rollout_weights`."""
+
+    floor: float
+    batches: list[Tensor] = field(default_factory=list)
+    whole: bool = True  # not where the attention of a block cannot be seen
+
+    def take(self, attentions: list[Tensor], blocks: int, reads: int) -> None:
+        """Add one batch, of so many `blocks`, by their `attentions`."""
+        self.whole = self.whole and len(attentions) == blocks
+        if self.whole:
+            self.batches.append(rolled_out(attentions, reads, self.floor).cpu())
+
+    def weights(self) -> Tensor | None:
+        """Those of all images, [L, images, N]; None where they were not found."""
+        return torch.cat(self.batches, 1) if self.whole and self.batches else None
 
 
 TOKEN_WEIGHTS = {"uniform": uniform_weights, "class_token": class_token_weights, "rollout": rollout_weights}

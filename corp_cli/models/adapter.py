@@ -215,7 +215,8 @@ def put_module(model: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def _empty(inputs: int, outputs: int, bias: bool, like: Tensor) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=bias, device=like.device, dtype=like.dtype)
+    made: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=like.device, dtype=like.dtype)
+    return made
 
 
 @torch.no_grad()

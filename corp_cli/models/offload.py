@@ -6,6 +6,7 @@ holds it or while its forward runs: whoever runs the model need not know.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -58,6 +59,15 @@ def bring_together(model: nn.Module) -> None:
         delattr(block, HOME)
     for tensor in _tensors(model):
         tensor.data = _kept_as(tensor, dtype)
+
+
+def on_host(model: nn.Module) -> nn.Module:
+    """`model` itself where all of it is on the host, or else a copy that is."""
+    tensors = {id(tensor): tensor for tensor in _tensors(model)}
+    if all(tensor.device == HOST for tensor in tensors.values()):
+        return model
+    copies = {key: _on_host(tensor) for key, tensor in tensors.items()}
+    return copy.deepcopy(model, copies)  # which takes them for what they are of
 
 
 def kept_in(model: nn.Module) -> torch.dtype | None:
@@ -114,6 +124,11 @@ def _leave(block: nn.Module, *_: Any) -> None:
         for tensor in _tensors(block):
             tensor.data = same.get(id(tensor), _kept_as(tensor, home.dtype))
         home.kept = []
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    there = tensor.detach().to(HOST)
+    return nn.Parameter(there, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else there
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from corp_cli.config.export import RangesConfig
-from corp_cli.config.images import CalibrationConfig, EvaluationConfig
+from corp_cli.config.images import BATCH, CalibrationConfig, EvaluationConfig
 from corp_cli.errors import CorpError
 from corp_cli.images.batches import Intake, Transform, batches, choose, own_batches, require_good
 from corp_cli.images.sources import ImageSet
@@ -43,7 +43,7 @@ def calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConf
     total, again = len(ranks.part(len(images.calibration))), images.decoded.whole
     _, scaled = preparation(images.calibration, dense.spec)
     found = _kept(images.decoded, cfg) if again else _calibration_batches(images, dense, cfg, seed)
-    for pixels in console.track(found, "calibrate", total, cfg.batch_size):
+    for pixels in console.track(found, "calibrate", total, cfg.batch):
         yield scaled(pixels.to(dense.device, non_blocking=True))
     if not again and images.calibrated.key:  # without one, calibration has judged them
         require_good(images.calibrated)
@@ -51,7 +51,7 @@ def calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConf
 
 def _kept(decoded: Decoded, cfg: CalibrationConfig) -> Iterator[Tensor]:
     for batch in decoded.batches:
-        yield from batch.split(cfg.batch_size)
+        yield from batch.split(cfg.batch)
 
 
 def _calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationConfig, seed: int) -> Iterator[Tensor]:
@@ -63,7 +63,7 @@ def _calibration_batches(images: Images, dense: LoadedModel, cfg: CalibrationCon
     while len(chosen):
         intake = images.calibrated
         # not pinned: that takes longer than copying them once, and what is kept could not be swapped out
-        for pixels, _ in own_batches(chosen, own, transform, cfg.batch_size, cfg.num_workers, False, intake):
+        for pixels, _ in own_batches(chosen, own, transform, cfg.batch, cfg.num_workers, False, intake):
             if fits:
                 images.decoded.batches.append(pixels)
             yield pixels
@@ -79,7 +79,7 @@ def curve_batches(
     few, _ = choose(images.calibration, count, seed)
     intake = Intake(few.source, "", len(few))  # calibration has judged the bad ones
     transform, scaled = preparation(few, dense.spec)
-    for pixels, _ in batches(few, transform, cfg.batch_size, cfg.num_workers, intake=intake):
+    for pixels, _ in batches(few, transform, cfg.batch, cfg.num_workers, intake=intake):
         yield scaled(pixels.to(dense.device))
     if intake.good == 0:
         raise CorpError(f"None of the {len(few)} images for damage curves can be read; raise sparsity.curve_images.")
@@ -91,7 +91,7 @@ def range_batches(
     """Preprocessed images on the host, for static int8; those that cannot be read are left out."""
     intake.restart()
     transform, scaled = preparation(images, spec)
-    for pixels, _ in batches(images, transform, cfg.batch_size, cfg.num_workers, intake=intake):
+    for pixels, _ in batches(images, transform, cfg.batch_size or BATCH, cfg.num_workers, intake=intake):
         yield scaled(pixels)
     require_good(intake)
 

@@ -17,7 +17,7 @@ from corp_cli.images.labels import Head
 from corp_cli.images.sources import ImageSet
 from corp_cli.measure.precision import require_precision, settled_precision
 from corp_cli.method.memory import Load, has_room_for_streams, load_of, place, settle
-from corp_cli.models.blocks import TOKENS
+from corp_cli.models.blocks import TOKENS, Sizes
 from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.models.preprocess import describe
 from corp_cli.models.streams import cannot_walk, keeps_grid, tokens
@@ -53,6 +53,12 @@ class Work:
     calibration: CalibrationConfig  # as asked for, where that fits the device
     keep: Keep  # where the tokens of all images wait
     along: bool  # repaired block by block, each measured and ranked behind those before it
+    refits: bool  # repaired at once, and then refitted block by block
+
+    @property
+    def asked(self) -> tuple[Sizes, ...] | None:
+        """The sizes of all blocks; None under a budget."""
+        return self.target.sizes if isinstance(self.target, SizePlan) else None
 
     @property
     def measured(self) -> bool:
@@ -97,8 +103,10 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     require_labels(cfg.gate, images.evaluation.labelled)
     require_objective(names_in(cfg.objective), head, images.evaluation.labelled)
     target = target or make_target(dense, groups, sparsity)
-    along = cfg.compensation.propagate == "sequential" and cannot_walk(dense.model) is None
-    return Work(dense, groups, skipped, images, target, sparsity, load, calibration, keep, along)
+    walks = cannot_walk(dense.model) is None
+    along = walks and cfg.compensation.propagate == "sequential"
+    refits = walks and not along and cfg.compensation.refits
+    return Work(dense, groups, skipped, images, target, sparsity, load, calibration, keep, along, refits)
 
 
 def settled(cfg: PruneConfig, dense: LoadedModel) -> tuple[SparsityConfig, Target | None]:

@@ -101,6 +101,18 @@ def fit(layers: Layers, units: Units, fitted: Tokens, held_out: Tokens, **how: A
     return gauss_newton(layers, units, fitted, held_out, how.get("ridges", RIDGES), how.get("rounds", 4), 0.1)
 
 
+@every
+def test_steps_looked_for_in_bfloat16_are_about_as_good(name: str) -> None:
+    parts, units = UNITS[name]
+    layers, tokens = problem(7, parts, 200, torch.float32)
+    _, exact = gauss_newton(layers, units, tokens, tokens, RIDGES, 3, 0.1)
+    new, coarse = gauss_newton(layers, units, tokens, tokens, RIDGES, 3, 0.1, torch.bfloat16)
+    gains = [1 - found.fitted[1] / found.fitted[0] for found in (exact, coarse)]
+    assert gains[1] > 0.9 * gains[0] > 0.1
+    assert new.first.dtype == torch.float32
+    assert coarse.fitted[1] == pytest.approx(error(new, units, tokens))
+
+
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**31), name=st.sampled_from(sorted(UNITS)), n=st.sampled_from([1, 3, 60]))
 def test_no_error_rises(seed: int, name: str, n: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
 from corp_cli.linalg.ridge import refit
+from corp_cli.method import fit_mlp, fit_one_shot
 from corp_cli.method.calibrate import calibrate
 from corp_cli.method.fit_one_shot import left_by_refit
-from corp_cli.method.observe import joint_moments, observe
+from corp_cli.method.observe import joint_moments, observe, observe_cut
 from corp_cli.method.rank import RankerArgs, rank
 from corp_cli.method.sample import Sample, chances, sampled
 from corp_cli.method.stream import ASIDE, enter_block, kept_aside, start_streams
@@ -63,6 +65,27 @@ def test_what_is_drawn_does_not_depend_on_batches() -> None:
 def test_images_are_kept_aside_by_the_seed(count: int, aside: int) -> None:
     assert kept_aside(count, 0).sum() == aside
     assert torch.equal(kept_aside(count, 5), kept_aside(count, 5))
+
+
+def test_a_layer_that_takes_no_round_is_not_gone_through_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens and the same fc1 give the same moments."""
+    model, x = variants.build("deit"), variants.images("deit", 30)
+    cfg, found, passes = CompensationConfig(propagate="none"), [], list[int]()
+
+    def counted(*args: Any) -> Any:
+        passes.append(1)
+        return observe_cut(*args)
+
+    monkeypatch.setattr(fit_mlp, "observe_cut", counted)
+    monkeypatch.setattr(fit_mlp, "ROUNDS", {"none": 0})
+    fit_block = fit_mlp.fit_block
+    for known in (True, False):
+        if not known:
+            monkeypatch.setattr(fit_one_shot, "fit_block", lambda *args: fit_block(*args[:6]))
+        found.append(repaired(model, x, 10, MLP_HALF, cfg)[0].state_dict())
+        assert len(passes) == (0 if known else len(blocks_of(model)))
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][name], rtol=1e-4, atol=1e-5)
 
 
 def test_moments_of_images_kept_aside_are_none_of_those_fitted() -> None:

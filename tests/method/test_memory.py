@@ -59,9 +59,9 @@ def test_the_estimate_is_near_the_tensors_that_are_counted(
     load = load_of(loaded(model), sparsity.groups(), len(x), sparsity)
     place(loaded(model), BLOCKS, CPU)
     with Counted() as counted:
-        repaired(model, x, BLOCKS.batch_size, sparsity, how, keep=partial(on_disk, tmp_path))
+        repaired(model, x, BLOCKS.batch, sparsity, how, keep=partial(on_disk, tmp_path))
     copies = load.parameters * load.bytes_each * (2 if how.propagate == "none" else 1)  # on the host
-    found = working_set(load, how, BLOCKS.batch_size) + 2 * load.of_block * 4
+    found = working_set(load, how, BLOCKS.batch) + 2 * load.of_block * 4
     assert 0.6 < found / (counted.peak - copies) < 1.5
     assert not list(tmp_path.iterdir())
 
@@ -152,6 +152,27 @@ def test_batches_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "calibration.batch_size=64 would not fit the device; going on with 16." in capsys.readouterr().err
     assert settled(CalibrationConfig(batch_size=64, offload="none"), 0.1, monkeypatch).batch_size == 64
     assert "lower compensation.fit_tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("offload", "free", "size"), [("none", None, 32), ("none", 1e3, 48), ("none", 1.0, 12), ("blocks", 1e3, 32)]
+)
+def test_batches_fill_a_device_that_has_room_unless_blocks_come_one_by_one(
+    offload: str,
+    free: float | None,
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load = load_of(loaded(model_of("dinov3_swiglu")), frozenset({"mlp"}), 64, SparsityConfig(mlp=0.5))
+    monkeypatch.setattr(memory, "BUSY", 50 * load.tokens * load.blocks[0].sizes.mlp * 4)
+    assert settled(CalibrationConfig(offload=offload), free, monkeypatch).batch_size == size
+    assert "calibration.batch_size" not in capsys.readouterr().err  # nobody asked for another one
+
+
+def test_batches_that_fill_a_device_have_bounds(seven: Load) -> None:
+    assert memory.filling(replace(seven, tokens=10**6)) == 32
+    assert memory.filling(replace(seven, tokens=1)) == 256
 
 
 def test_a_model_that_is_not_walked_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,17 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corp_cli.config.prune import RANKERS as NAMES
-from corp_cli.config.prune import RankerConfig
+from corp_cli.config.prune import CompensationConfig, RankerConfig
+from corp_cli.linalg import logits
 from corp_cli.linalg.logits import DOUBT, EVEN, logit_weights
 from corp_cli.linalg.lowrank import logit_factors
 from corp_cli.linalg.masks import representatives
-from corp_cli.method.calibrate import RunningLogits
+from corp_cli.method.calibrate import RunningLogits, calibrate
 from corp_cli.method.keep import keep, top
-from corp_cli.method.rank import RANKERS, RankerArgs, Scores, rank_block
+from corp_cli.method.rank import RANKERS, RankerArgs, Scores, rank, rank_block, rank_blocks
 from corp_cli.method.statistics import BlockStatistics
+from corp_cli.models.adapter import block_weights, blocks_of
 from corp_cli.models.blocks import AttentionWeights, Block, BlockWeights, MlpWeights, Sizes
+from corp_cli.sizes.curves import reconstruction_errors
 from corp_cli.sizes.uniform import kept_size
 from tests.linalg.test_linalg import correlated, moments_of, normal
+from tests.support import variants
 
 HEADS, D, WIDTH = 2, 3, 6
 CONTEXT = RankerArgs.seeded(0, 1e-3, (Scores(mlp=torch.arange(5.0), heads=torch.arange(2.0)),))
@@ -145,6 +149,35 @@ def test_weights_of_logits_are_even_where_attention_looks_at_one_token_alone() -
     )
     torch.testing.assert_close(r, torch.ones_like(r), atol=1e-2, rtol=0)
     torch.testing.assert_close(c, torch.ones_like(c), atol=1e-2, rtol=0)
+
+
+def test_weights_of_logits_do_not_see_tokens_that_fill_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (normal(seed, 2, 3, 7, 4) for seed in (1, 2, 3))
+    counted, bias = normal(4, 2, 1, 7).abs(), normal(5, 2, 1, 1, 7)
+    for added in (None, bias):
+        monkeypatch.setattr(logits, "filled_up", lambda q: 0)
+        plain = logit_weights(q, k, v, 0.5, counted, added)
+        monkeypatch.setattr(logits, "filled_up", lambda q: 3)
+        torch.testing.assert_close(logit_weights(q, k, v, 0.5, counted, added), plain)
+
+
+def test_blocks_ranked_together_are_ranked_as_alone_and_say_what_mlps_lose() -> None:
+    model, x = variants.build("deit"), variants.images("deit", 16)
+    blocks, groups = blocks_of(model), frozenset({"mlp", "qk"})
+    statistics, args = calibrate(model, blocks, [x], groups), RankerArgs.seeded(0, 0.1)
+    found = rank(model, blocks, statistics, groups, RankerConfig(), args)
+    some = [(block_weights(model, block), own, block, args) for block, own in zip(blocks, statistics, strict=True)]
+    for scores, own, together in zip(found, some, rank_blocks(some, groups, RankerConfig()), strict=True):
+        alone = rank_block(*own[:3], groups, RankerConfig(), args)
+        for same in (scores, together):
+            torch.testing.assert_close((same.mlp, same.qk), (alone.mlp, alone.qk))
+        assert alone.lost is None
+        assert scores.lost is not None
+        again = reconstruction_errors("mlp", own[0], own[1], alone, CompensationConfig(ridge_lambda=0.1))
+        torch.testing.assert_close(scores.lost, again)
+    half = tuple(replace(block.sizes, mlp=block.sizes.mlp // 2) for block in blocks)
+    part = rank(model, blocks, statistics, groups, RankerConfig(), args, half)
+    assert all(scores.lost is None for scores in part)  # nothing is known of what was not removed
 
 
 def test_logits_with_something_added_are_not_weighted() -> None:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from corp_cli.config.prune import CompensationConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned, write_checkpoint
+from corp_cli.method.calibrate import calibrate
 from corp_cli.method.observe import inverse_gain, observe_attention
-from corp_cli.method.stream import enter_block, start_streams
+from corp_cli.method.stream import enter_block, rollout_of, start_streams
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.models.resize import pruned_sizes
@@ -142,6 +143,31 @@ def test_token_weights(kind: str, variant: str) -> None:
         torch.testing.assert_close(last, torch.ones_like(last))
     else:
         assert last[0] > last[1:].max()
+
+
+@pytest.mark.parametrize("variant", ["deit", "gap_no_class_token", "beit", "dinov3_swiglu"])
+def test_token_weights_found_along_with_statistics_are_those_found_alone(variant: str) -> None:
+    model, x = variants.build(variant), variants.images(variant, 6)
+    blocks, cfg = blocks_of(model), CompensationConfig()
+    rollout = rollout_of(model, cfg)
+    assert rollout is not None
+    for _ in range(2):  # a pass that begins anew counts alone
+        calibrate(model, blocks, x.split(4), frozenset({"mlp", "qk"}), weighs=True, rollout=rollout)
+    with torch.no_grad():
+        alone = start_streams(model, blocks, x.split(4), cfg)
+        known = start_streams(model, blocks, x.split(4), cfg, known=rollout.weights())
+    for first, second in zip(alone.weights, known.weights, strict=True):
+        assert first is not None
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+
+
+def test_token_weights_are_found_later_where_an_attention_cannot_be_seen_or_they_are_not_asked_for() -> None:
+    rollout = rollout_of(variants.build("deit"), CompensationConfig())
+    assert rollout is not None
+    rollout.take([torch.rand(4, 5, 5)], blocks=2, reads=1)
+    assert rollout.weights() is None
+    assert rollout_of(variants.build("deit"), CompensationConfig(token_weights="uniform")) is None
+    assert rollout_of(variants.build("swin"), CompensationConfig()) is None
 
 
 def test_gains_that_hardly_reach_the_stream_are_left_out() -> None:

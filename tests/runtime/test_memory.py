@@ -73,7 +73,7 @@ def test_halved_until_it_fits(error: Exception, capsys: pytest.CaptureFixture[st
 
     def work(cfg: CalibrationConfig) -> str:
         tried.append(cfg.batch_size)
-        if cfg.batch_size > 8:
+        if cfg.batch > 8:
             raise error
         return "done"
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
 from corp_cli.method.calibrate import calibrate
 from corp_cli.method.compensate import Errors, compensate
-from corp_cli.method.fit_one_shot import fit_every_block, refits
+from corp_cli.method.fit_one_shot import fit_every_block
 from corp_cli.method.keep import keep as keep_units
 from corp_cli.method.rank import RankerArgs, rank
 from corp_cli.method.sequential import compensate_sequentially
@@ -24,6 +24,7 @@ def repaired(
     cfg: CompensationConfig,
     ranker: RankerConfig | None = None,
     keep: Keep = on_host,
+    weights: Tensor | None = None,
 ) -> tuple[nn.Module, Errors]:
     """`model` cut to uniform sizes and repaired on the images x, `batch` at a time, with the errors of every block."""
     blocks, ranker, args = blocks_of(model), ranker or RankerConfig(), RankerArgs.seeded(0, cfg.ridge)
@@ -39,6 +40,6 @@ def repaired(
     scores = rank(model, blocks, statistics, groups, ranker, args, None)
     kept = tuple(keep_units(*each) for each in zip(scores, blocks, sizes, strict=True))
     pruned, errors = compensate(model, blocks, statistics, kept, cfg)
-    return (
-        fit_every_block(model, pruned, blocks, kept, errors, images, cfg, 0, keep) if refits(cfg) else (pruned, errors)
-    )
+    if not cfg.refits:
+        return pruned, errors
+    return fit_every_block(model, pruned, blocks, kept, errors, images, cfg, 0, keep, weights)

@@ -9,7 +9,8 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -50,12 +51,18 @@ class Cache:
     """Where things are kept, if anywhere, and `key`: what statistics depend on; see `opened`.
 
     shared: a folder, or a file of statistics, for every run; one that cannot be written ends the run, since somebody
-    asked for it. own: a folder for this run alone, should it be interrupted; it can do without.
+    asked for it. own: a folder for this run alone, should it be interrupted; it can do without. found_out() gives the
+    key, which takes seconds of large models, when it is first needed.
     """
 
     shared: Path | None = None
     own: Path | None = None
-    key: Key = field(default_factory=dict)
+    found_out: Callable[[], Key] = dict
+
+    @cached_property
+    def key(self) -> Key:
+        """What statistics depend on, by name."""
+        return self.found_out()
 
     @property
     def place(self) -> Path | None:
@@ -79,7 +86,8 @@ def opened(
     if shared is None and own is None:
         return Cache()
     weighs = weighs and "qk" in groups and any(b.bare_logits and "qk" not in b.refusals for b in dense.blocks)
-    return Cache(shared, own, statistics_key(dense, images, groups, precision, weighs))
+    found_out = partial(statistics_key, dense, images, groups, precision, weighs)
+    return Cache(shared, own, found_out if ranks.count() == 1 else partial(dict, found_out()))  # others are told it
 
 
 def has_room(folder: Path, blocks: tuple[Block, ...]) -> bool:
@@ -100,6 +108,8 @@ def cached_statistics(
     """What `measure` gives, looked up in or added to `cache`; `intake` says how many images it was measured on."""
     if cache.place is None:
         return measure()
+    if cache.shared is None and ranks.once(holds_none, cache.place):  # before anything is known of the key
+        return measured(cache, dense, intake, measure)
     named = cache.place.suffix == ".safetensors"
     own = cache.place if named else in_cache(cache, "statistics", cache.key)
     others = () if named or own.is_file() else with_more(cache.key)
@@ -119,11 +129,24 @@ def cached_statistics(
             warn_unread(intake)
             console.err().print(f"corp: statistics of {found.good} images read from {path}", style="dim", markup=False)
             return of_groups(found.statistics, cache.key["groups"])
-        begin = time.perf_counter()
-        statistics = measure()
-        if cache.shared is None and bytes_of(dense.blocks) / WRITTEN > time.perf_counter() - begin:
-            return statistics  # a run that goes on would measure anew in the time that this one would take to write
-        keep(cache, lambda: write_statistics(Measured(cache.key, statistics, intake.good, intake.bad), own))
+        return measured(cache, dense, intake, measure, own)
+
+
+def holds_none(folder: Path) -> bool:
+    """Whether no statistics are kept in `folder`."""
+    return not any(folder.glob("statistics-*"))
+
+
+def measured(
+    cache: Cache, dense: LoadedModel, intake: Intake, measure: Callable[[], Statistics], path: Path | None = None
+) -> Statistics:
+    """What `measure` gives, added to `cache` at `path`, by default that of its key."""
+    begin = time.perf_counter()
+    statistics = measure()
+    if cache.shared is None and bytes_of(dense.blocks) / WRITTEN > time.perf_counter() - begin:
+        return statistics  # a run that goes on would measure anew in the time that this one would take to write
+    path = path or in_cache(cache, "statistics", cache.key)
+    keep(cache, lambda: write_statistics(Measured(cache.key, statistics, intake.good, intake.bad), path))
     return statistics
 
 

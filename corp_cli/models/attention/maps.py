@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from corp_cli.linalg.logits import filled_up
+
+QKV = "query", "key", "value"
 SOFTMAX = (torch.softmax, Tensor.softmax, F.softmax)  # of attention that is not fused
 
 
@@ -36,15 +39,29 @@ class AttentionMaps(TorchFunctionMode):
         """Called by PyTorch in place of `func`; what `func` calls itself does not come here."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self.found.append(self.of(_map(args[0], args[1], kwargs.get("attn_mask"), kwargs.get("scale"))))
+            q, k, v = (kwargs.get(name, value) for name, value in zip(QKV, (*args[:3], None, None, None), strict=False))
+            maps, out = _attended(q, k, v, kwargs.get("attn_mask"), kwargs.get("scale"))
+            self.found.append(self.of(maps))
+            if not (
+                len(args) > 3 or kwargs.keys() - {*QKV, "attn_mask", "scale", "dropout_p"} or kwargs.get("dropout_p")
+            ):
+                return out  # what it would give, without working out the maps again
         out = func(*args, **kwargs)
         if func in SOFTMAX:
             self.found.append(self.of(out))
         return out
 
 
-def _map(q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
+    """(P = softmax(scale · QKᵀ + mask), PV)."""
+    n = k.shape[-2]
+    if padding := filled_up(k):  # tokens that nobody reads
+        k, v = (F.pad(x, (0, 0, 0, padding)) for x in (k, v))
     logits = (q.shape[-1] ** -0.5 if scale is None else scale) * q @ k.mT
     if mask is not None:
-        logits = logits + mask
-    return logits.softmax(-1)
+        seen = logits[..., :n]
+        seen.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else seen.add_(mask)
+    if padding:
+        logits[..., n:] = -torch.inf
+    maps = logits.softmax(-1)
+    return maps[..., :n], maps @ v
