@@ -226,6 +226,14 @@ def test_the_table_of_families_says_what_is_tested() -> None:
     assert len(shown) >= 25
 
 
+def test_an_attention_whose_maps_are_watched_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = variants.build("deit"), variants.images("deit")
+    plain, whole = logits(model, x), maps_module._attended
+    monkeypatch.setattr(maps_module, "_attended", lambda *args: (whole(*args)[0], 0 * args[2]))
+    with AttentionMaps():
+        assert not torch.allclose(logits(model, x), plain)  # PyTorch's own kernel had no part in it
+
+
 @pytest.mark.parametrize("padding", [0, 3])
 def test_attention_maps_are_those_of_the_kernel(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maps_module, "filled_up", lambda q: padding)
@@ -239,6 +247,11 @@ def test_attention_maps_are_those_of_the_kernel(padding: int, monkeypatch: pytes
             out = F.scaled_dot_product_attention(q, k, v, **given)
         torch.testing.assert_close(maps.found[0] @ v[:, 0], plain[:, 0])
         torch.testing.assert_close(out, plain)
+    monkeypatch.setattr(maps_module, "MAPS", 30)
+    with AttentionMaps() as maps:  # image by image
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(2, 1, 5, 5))
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    torch.testing.assert_close(maps.found[0] @ v[:, 0], out[:, 0])
     with AttentionMaps() as maps:
         out = F.scaled_dot_product_attention(query=q, key=k, value=v)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))

@@ -7,6 +7,7 @@ blocks are there.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,13 @@ from corp_cli import CorpError, load_config, load_pruned, prune, prune_model
 from corp_cli.cli.main import main
 from corp_cli.commands import evaluate
 from corp_cli.config.checkpoints import EvaluateConfig
-from corp_cli.config.prune import CompensationConfig, SparsityConfig
+from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
 from corp_cli.method import memory, sample, sequential
+from corp_cli.method.calibrate import calibrate
+from corp_cli.method.compensate import compensate
+from corp_cli.method.fit_one_shot import fit_every_block
+from corp_cli.method.keep import keep
+from corp_cli.method.rank import RankerArgs, rank
 from corp_cli.models import offload
 from corp_cli.models.adapter import block_names, blocks_of
 from corp_cli.models.offload import bring_together, keep_on_host, kept_in, on_host, visit
@@ -47,6 +53,25 @@ def there(model: nn.Module) -> list[str]:
     """The blocks that are on the device."""
     blocks = {name: next(model.get_submodule(name).parameters()).dtype for name in block_names(model)}
     return [name for name, dtype in blocks.items() if dtype == torch.float32]
+
+
+def test_refits_leave_nothing_on_the_device() -> None:
+    """What was refitted is replaced in a copy, whose tensors the model before it still has."""
+    model, x = parted(variants.build("deit").bfloat16()), variants.images("deit", 12)
+    blocks, groups = blocks_of(model), frozenset({"mlp", "vo"})
+    cfg = CompensationConfig(propagate="none", ridge_lambda=0.1)
+    statistics = calibrate(model, blocks, [x], groups)
+    scores = rank(model, blocks, statistics, groups, RankerConfig(), RankerArgs.seeded(0, 0.1))
+    half = [replace(block.sizes, mlp=block.sizes.mlp // 2, vo=block.sizes.vo // 2) for block in blocks]
+    kept = tuple(keep(*each) for each in zip(scores, blocks, half, strict=True))
+    cut, errors = compensate(model, blocks, statistics, kept, cfg)
+    before = {name: (tensor.dtype, tensor.clone()) for name, tensor in cut.state_dict().items()}
+    fitted, _ = fit_every_block(model, cut, blocks, kept, errors, [x], cfg, 0)
+    for name, tensor in cut.state_dict().items():
+        assert tensor.dtype == before[name][0]
+        assert torch.equal(tensor, before[name][1])
+    assert there(fitted) == there(cut) == []
+    assert not torch.equal(fitted.state_dict()["blocks.0.mlp.fc2.weight"], cut.state_dict()["blocks.0.mlp.fc2.weight"])
 
 
 def test_a_copy_on_the_host_is_whole_and_one_that_is_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from corp_cli.measure.timing import pass_seconds, synchronize
 from corp_cli.method.calibrate import Calibration, accumulation_device
 from corp_cli.method.compensate import compensate_mlp
 from corp_cli.method.fit_mlp import RIDGES as FIT_RIDGES
-from corp_cli.method.fit_mlp import ROUNDS
+from corp_cli.method.fit_mlp import ROUNDS, coarse_on
 from corp_cli.method.fit_values import RIDGES as VALUE_RIDGES
 from corp_cli.method.fit_values import SWEEPS
 from corp_cli.method.memory import fitted_tokens, head_group
@@ -73,7 +73,7 @@ def measure_rates(work: Work, cfg: CalibrationConfig, weighs: bool = False) -> R
         return median(pass_seconds({"dense": dense.model}, images, PASSES, MAX_SECONDS)["dense"]) / size
 
     sums = Calibration(dense.model, dense.blocks, work.groups, weighs)
-    with products(cfg.precision):
+    with products(cfg.precision, dense.device):
         forward = passes()
         calibrate = min(seconds(lambda: sums.add(images), dense.device) for _ in range(2)) / size
     judged = forward if cfg.precision == "float32" else passes()
@@ -160,8 +160,10 @@ def fit_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: R
     layers = Layers(first, normal(outputs, units) / units**0.5, normal(outputs))
     seen = Tokens(normal(few, inputs), normal(few, outputs), torch.full((few,), 1 / few, device=dense.device))
     act = hidden_units(dense.model, widest)
+    coarse = coarse_on(dense.device)
     one = min(
-        seconds(lambda: gauss_newton(layers, act, seen, seen, FIT_RIDGES, 1, how.ridge), dense.device) for _ in "ab"
+        seconds(lambda: gauss_newton(layers, act, seen, seen, FIT_RIDGES, 1, how.ridge, coarse), dense.device)
+        for _ in "ab"
     )
     return one * ROUNDS[cfg.compensation.propagate] / 2 * count / few * sum(cut) / units
 

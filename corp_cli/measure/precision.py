@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +48,7 @@ def settled_precision(device: torch.device, asked: str) -> str:
 
 
 @contextmanager
-def products(precision: str) -> Iterator[None]:
+def products(precision: str, device: torch.device) -> Iterator[None]:
     """Within it, products of float32 matrices on a GPU are formed in `precision`, and summed up in float32.
 
     tf32 rounds what is multiplied to ten bits behind the point, as bfloat16 does to seven. On a CPU they are formed by
@@ -57,11 +57,11 @@ def products(precision: str) -> Iterator[None]:
     matmul: Any = torch.backends.cuda.matmul
     newer = hasattr(matmul, "fp32_precision")  # since torch 2.9, where the older switch fails once this one was used
     name, rounds = "fp32_precision" if newer else "allow_tf32", precision == "tf32"
-    with switched(matmul, name, ("tf32" if rounds else "ieee") if newer else rounds), by_onednn(onednn_is_exact()):
+    with switched(matmul, name, ("tf32" if rounds else "ieee") if newer else rounds), by_onednn(device):
         yield
 
 
-def rounds(device: torch.device) -> bool:
+def rounds_products(device: torch.device) -> bool:
     """Whether products on `device` are not formed in float32 at present; see `products`."""
     matmul: Any = torch.backends.cuda.matmul
     rounded = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
@@ -71,7 +71,9 @@ def rounds(device: torch.device) -> bool:
 @contextmanager
 def switched(settings: Any, name: str, value: Any) -> Iterator[None]:
     """Within it, an attribute of `settings` is `value`."""
-    before = getattr(settings, name)
+    before, backends = getattr(settings, name), cast(Any, torch.backends)
+    if name == "fp32_precision" and before == backends.fp32_precision:  # follows that, and shall go on to do so
+        before = "none"
     setattr(settings, name, value)
     try:
         yield
@@ -79,21 +81,26 @@ def switched(settings: Any, name: str, value: Any) -> Iterator[None]:
         setattr(settings, name, before)
 
 
-def by_onednn(allowed: bool) -> AbstractContextManager[None]:
-    """Within it, oneDNN multiplies float32 matrices on a CPU, in place of BLAS.
+def by_onednn(device: torch.device) -> AbstractContextManager[None]:
+    """Within it, oneDNN multiplies float32 matrices if `device` is a CPU, in place of BLAS, where that is exact.
 
     PyTorch asks it only where it may round to bfloat16, which it does where the processor has units for that alone
     (AMX). On others it is exact, and on AMD's twice as fast as MKL, which PyTorch takes by itself.
     """
+    return asking_onednn() if device.type == "cpu" and onednn_is_exact() else nullcontext()
+
+
+def asking_onednn() -> AbstractContextManager[None]:
+    """Within it, PyTorch asks oneDNN."""
     settings: Any = getattr(torch.backends.mkldnn, "matmul", None)  # since torch 2.9
-    return switched(settings, "fp32_precision", "bf16") if allowed and settings is not None else nullcontext()
+    return nullcontext() if settings is None else switched(settings, "fp32_precision", "bf16")
 
 
 @cache
 def onednn_is_exact() -> bool:
     """Whether products by oneDNN are in float32 on this processor, as one shows that bfloat16 would get wrong."""
-    x = torch.rand(256, 256, generator=torch.Generator().manual_seed(0))
-    with by_onednn(allowed=True):
+    x = torch.rand(256, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
+    with asking_onednn(), torch.autocast("cpu", enabled=False):
         found = x @ x
     exact = x.double() @ x.double()
     return bool((found - exact).norm() < 1e-5 * exact.norm())

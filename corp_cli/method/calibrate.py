@@ -22,15 +22,13 @@ from corp_cli.linalg.merging import size_bias
 from corp_cli.linalg.moments import RunningMoments
 from corp_cli.method.statistics import BlockStatistics, LogitStatistics, Statistics
 from corp_cli.method.stream import Rollout
-from corp_cli.models.attention.maps import AttentionMaps
+from corp_cli.models.attention.maps import MAPS
 from corp_cli.models.blocks import Block
 from corp_cli.models.kinds import watch_rows
 from corp_cli.models.offload import HOST, kept_in, visit
-from corp_cli.models.streams import read_tokens, through, tokens
+from corp_cli.models.streams import through, tokens
 from corp_cli.runtime import console, ranks
 from corp_cli.runtime.scratch import Keep, on_host
-
-MAPS = 2**26  # values of attention maps that are looked at together
 
 
 class RunningLogits:
@@ -211,10 +209,8 @@ def calibrate(
     if rollout:
         rollout.batches.clear()
     for images in batches:
-        with AttentionMaps() if rollout else nullcontext() as maps:
+        with rollout.watching(model, blocks) if rollout else nullcontext():
             calibration.add(images)
-        if rollout and maps:
-            rollout.take(maps.found, len(blocks), read_tokens(model))
     return calibration.result()
 
 

@@ -16,7 +16,7 @@ from corp_cli.linalg.fit import Fit
 from corp_cli.linalg.gauss_newton import Layers, Tokens, Units, gauss_newton
 from corp_cli.linalg.moments import Moments
 from corp_cli.linalg.ridge import refit
-from corp_cli.measure.precision import rounds
+from corp_cli.measure.precision import rounds_products
 from corp_cli.method.calibrate import require_finite
 from corp_cli.method.observe import joint_moments, observe_cut
 from corp_cli.method.sample import Drawn, Sample
@@ -50,14 +50,19 @@ def fit_mlp(
         Tokens(z[part].to(device), y[part].to(device), (counted[part] / counted[part].sum()).to(device))
         for part in (~aside, aside)
     )
-    coarse = torch.bfloat16 if rounds(device) else None  # half of the time, for steps that are as good
-    found, fit = gauss_newton(start, units, fitted, others, RIDGES, ROUNDS[cfg.propagate], cfg.ridge, coarse)
+    rounds, coarse = ROUNDS[cfg.propagate], coarse_on(device)
+    found, fit = gauss_newton(start, units, fitted, others, RIDGES, rounds, cfg.ridge, coarse)
     if not fit.rounds:
         return weights, fit
     parts = found.first.to(weights.fc2)
     fc1_bias = tuple(part[:, width] for part in parts) if biased else weights.fc1_bias
     fc1, second = tuple(part[:, :width] for part in parts), found.second.to(weights.fc2)
     return MlpWeights(fc1, fc1_bias, second, found.bias.to(weights.fc2)), fit
+
+
+def coarse_on(device: torch.device) -> torch.dtype | None:
+    """What steps are looked for in: half of the time, for steps that are as good, where products are rounded anyway."""
+    return torch.bfloat16 if rounds_products(device) else None
 
 
 def fit_block(

@@ -13,7 +13,7 @@ from corp_cli.config.prune import CompensationConfig
 from corp_cli.linalg.fit import Fit
 from corp_cli.method.calibrate import require_finite
 from corp_cli.method.compensate import Errors, compensate
-from corp_cli.method.fit_mlp import fit_block
+from corp_cli.method.fit_mlp import ROUNDS, fit_block
 from corp_cli.method.fit_values import fit_values
 from corp_cli.method.keep import KeptUnits, keep
 from corp_cli.method.observe import joint_moments, observe, with_ridge
@@ -34,7 +34,7 @@ TRIAL_IMAGES, TRIAL_TOKENS = 512, 2**15  # for `left_by_refit`
 def trial_depends(cfg: CompensationConfig) -> list[object]:
     """What `left_by_refit` depends on, beside the images, the model and how its MLPs are cut."""
     fitted = cfg.token_weights, cfg.class_token_weight, cfg.token_floor, cfg.fit_tokens
-    return [TRIAL_IMAGES, TRIAL_TOKENS, cfg.ridge_lambda, *fitted]
+    return [TRIAL_IMAGES, TRIAL_TOKENS, ROUNDS[cfg.propagate], cfg.ridge_lambda, *fitted]
 
 
 @torch.no_grad()

@@ -14,13 +14,13 @@ from torch import nn
 from corp_cli.config.images import BATCH, CalibrationConfig
 from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.errors import CorpError
-from corp_cli.linalg.gauss_newton import CHUNK, FILLED, STEPS
-from corp_cli.method.calibrate import MAPS
+from corp_cli.linalg.gauss_newton import STEPS, chunk
 from corp_cli.models.adapter import block_names
+from corp_cli.models.attention.maps import MAPS
 from corp_cli.models.blocks import Block
 from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.loading import parameters
-from corp_cli.models.offload import keep_on_host
+from corp_cli.models.offload import HOST, keep_on_host
 from corp_cli.models.streams import cannot_walk, tokens
 from corp_cli.runtime import console, ranks
 from corp_cli.runtime.memory import free_host_memory, free_memory
@@ -47,6 +47,7 @@ class Load:
     width: int
     pixels: int
     prepared: bool = False  # images that the caller holds anyway
+    device: torch.device = HOST
 
     @property
     def decoded(self) -> int:
@@ -55,14 +56,18 @@ class Load:
         return 0 if self.prepared or every > MOST_DECODED else every
 
     def maps(self, how: CompensationConfig, batch: int) -> int:
-        """The attention of all blocks to a batch, by which tokens are weighted."""
-        return batch * self.tokens**2 * FLOAT * (len(self.blocks) if how.token_weights == "rollout" else 0)
+        """The attention of all blocks to a batch, by which tokens are weighted, and that of one, worked out."""
+        of_all = len(self.blocks) * batch * self.tokens**2 * FLOAT
+        return of_all + self.attended(batch) if how.token_weights == "rollout" else 0
+
+    def attended(self, batch: int) -> int:
+        """The attention of one block to a batch, worked out: of as many images as go together."""
+        of_image = max(block.sizes.heads for block in self.blocks) * self.tokens**2
+        return 3 * max(of_image, min(MAPS, batch * of_image)) * FLOAT
 
     def weighed(self, how: CompensationConfig, batch: int) -> int:
-        """The attention of one block to a batch, by which logits are weighted: of as many images as go together."""
-        heads = max(block.sizes.heads for block in self.blocks)
-        weighs = how.weighs_logits and "qk" in self.groups
-        return 3 * max(heads * self.tokens**2, min(MAPS, batch * heads * self.tokens**2)) * FLOAT if weighs else 0
+        """What weighing logits by attention takes."""
+        return self.attended(batch) if how.weighs_logits and "qk" in self.groups else 0
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,14 @@ class Need:
 
 @torch.inference_mode()
 def load_of(
-    dense: LoadedModel, groups: frozenset[str], images: int, sparsity: SparsityConfig, prepared: bool = False
+    dense: LoadedModel,
+    groups: frozenset[str],
+    images: int,
+    sparsity: SparsityConfig,
+    prepared: bool = False,
+    device: torch.device = HOST,
 ) -> Load:
-    """That of a run that prunes `groups` of `dense` by so many images."""
+    """That of a run that prunes `groups` of `dense` by so many images on `device`."""
     of_block = max(parameters(dense.model.get_submodule(block.name)) for block in dense.blocks)
     first, size = next(dense.model.parameters()), dense.spec.data["input_size"]
     try:
@@ -87,7 +97,8 @@ def load_of(
     budget, each = sparsity.budget(), first.element_size()
     cut = sparsity.fractions()["mlp"] or (getattr(sparsity, budget) if budget else 0.0)
     counted = stream.numel() // stream.shape[-1], stream.shape[-1], torch.Size(size).numel()
-    return Load(dense.blocks, groups, parameters(dense.model), of_block, each, images, 1 - cut, *counted, prepared)
+    whole = parameters(dense.model)
+    return Load(dense.blocks, groups, whole, of_block, each, images, 1 - cut, *counted, prepared, device)
 
 
 def statistics_bytes(load: Load, blocks: tuple[Block, ...]) -> int:
@@ -135,8 +146,8 @@ def working_set(load: Load, how: CompensationConfig, batch: int) -> float:
         stages.append(solved(round(load.kept * hidden) if fits_kept else hidden))
         if how.mlp == "gauss_newton":
             count, units = fitted_tokens(load, how), 2 * load.kept * hidden  # with a gate; without one, half of that
-            chunk = max(CHUNK, int(FILLED / max(1, load.kept * hidden)))
-            rows = count * (7 * load.width + units) + 4 * units * min(count, chunk)
+            at_once = min(count, chunk(max(1, int(load.kept * hidden)), load.device))
+            rows = count * (7 * load.width + units) + 4 * units * at_once
             stages.append((rows + (STEPS + 4) * units * load.width) * FLOAT)
     if "vo" in load.groups and how.vo == "reduced_rank":
         gathered = head_group(load) * load.width
@@ -150,7 +161,7 @@ def needs(load: Load, how: CompensationConfig, cfg: CalibrationConfig) -> dict[s
     sums, largest = (statistics_bytes(load, blocks) for blocks in (load.blocks, load.blocks[:1]))
     sequential, refits = how.propagate != "none", how.refits
     seen, stream = activations(load, batch), load.images * load.tokens * load.width * FLOAT
-    measured = seen + load.weighed(how, batch)
+    measured = seen + load.weighed(how, batch) + (load.maps(how, batch) if refits and not sequential else 0)
     streams = 0 if cfg.scratch else stream
     kept = streams * (4 if sequential else 3 if refits else 0)  # dense and pruned, and targets of both halves
     repair = working_set(load, how, batch) if sequential or refits else load.of_block * DOUBLE + TWICE * largest

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -191,9 +193,13 @@ def rollout_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg:
     for block in blocks:
         with AttentionMaps() as maps:
             x = through(model, block, x)
-        itself = torch.eye(n).to(x).expand(batch, n, n)  # an attention that is computed otherwise
-        attentions.append(maps.found[0] if len(maps.found) == 1 else itself)
+        attentions.append(maps.found[0] if len(maps.found) == 1 else itself(x.new_empty(batch, n, n)))
     return rolled_out(attentions, read_tokens(model), cfg.token_floor)
+
+
+def itself(like: Tensor) -> Tensor:
+    """What stands for an attention that cannot be seen, of the shape [B, N, N] of `like`: every token reads itself."""
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)
 
 
 def rolled_out(attentions: list[Tensor], reads: int, floor: float) -> Tensor:
@@ -219,17 +225,25 @@ class Rollout:
 
     floor: float
     batches: list[Tensor] = field(default_factory=list)
-    whole: bool = True  # not where the attention of a block cannot be seen
 
-    def take(self, attentions: list[Tensor], blocks: int, reads: int) -> None:
-        """Add one batch, of so many `blocks`, by their `attentions`."""
-        self.whole = self.whole and len(attentions) == blocks
-        if self.whole:
-            self.batches.append(rolled_out(attentions, reads, self.floor).cpu())
+    @contextmanager
+    def watching(self, model: nn.Module, blocks: tuple[Block, ...]) -> Iterator[None]:
+        """Add the batch that `model` is given in the body."""
+        behind: list[int] = []  # how many maps were seen when each block was done
+        with AttentionMaps() as maps, ExitStack() as hooks:
+            for block in blocks:
+                whole = model.get_submodule(block.name)
+                handle = whole.register_forward_hook(lambda *_: behind.append(len(maps.found)))
+                hooks.callback(handle.remove)
+            yield
+        parts = [maps.found[start:stop] for start, stop in pairwise([0, *behind])]
+        if any(parts):
+            attentions = [part[0] if len(part) == 1 else itself(next(filter(None, parts))[0]) for part in parts]
+            self.batches.append(rolled_out(attentions, read_tokens(model), self.floor).cpu())
 
     def weights(self) -> Tensor | None:
-        """Those of all images, [L, images, N]; None where they were not found."""
-        return torch.cat(self.batches, 1) if self.whole and self.batches else None
+        """Those of all images, [L, images, N]; None where there are none."""
+        return torch.cat(self.batches, 1) if self.batches else None
 
 
 TOKEN_WEIGHTS = {"uniform": uniform_weights, "class_token": class_token_weights, "rollout": rollout_weights}

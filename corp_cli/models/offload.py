@@ -121,7 +121,8 @@ def _leave(block: nn.Module, *_: Any) -> None:
     home.users = max(0, home.users - 1)
     if home.users == 0:
         same = {id(tensor): content for tensor, content, version in home.kept if tensor._version == version}
-        for tensor in _tensors(block):
+        left = [tensor for tensor, _, _ in home.kept]  # the block too, while others still have them
+        for tensor in {id(tensor): tensor for tensor in (*left, *_tensors(block))}.values():
             tensor.data = same.get(id(tensor), _kept_as(tensor, home.dtype))
         home.kept = []
 

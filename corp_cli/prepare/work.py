@@ -88,7 +88,7 @@ def prepare(cfg: PruneConfig, given: Given | None = None) -> Work:
     check_walk(dense, cfg)
     judged, head = (given and given.evaluation) or evaluation_images(cfg), head_of(dense.model)
     images = choose_images(everything, judged, cfg, head)
-    load = load_of(dense, groups, len(images.calibration), sparsity, images.calibration.prepared)
+    load = load_of(dense, groups, len(images.calibration), sparsity, images.calibration.prepared, device)
     calibration = settle(load, dense, cfg.compensation, cfg.calibration, device)
     if calibration.offload == "blocks" and sparsity.latency is not None:
         raise CorpError(

@@ -252,7 +252,7 @@ def test_rates_of_calibration_are_taken_in_its_precision(monkeypatch: pytest.Mon
     work, timed = prepare(cfg), pass_seconds
 
     @contextmanager
-    def entered(precision: str) -> Iterator[None]:
+    def entered(precision: str, device: torch.device) -> Iterator[None]:
         inside.append(precision)
         yield
         inside.append("left")

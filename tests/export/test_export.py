@@ -76,7 +76,7 @@ def test_onnx_is_the_model_before_and_after_optimisation(exported: Path, checkpo
         assert found["max_abs_diff"] <= 1e-3
         assert found["agreement"] == 100
         assert found["top1"] == content["pytorch"]["top1"]
-    assert content["pytorch"]["top1"] >= 80  # it works; of 100 digits, rounding alone moves two
+    assert content["pytorch"]["top1"] >= 85  # of 100 digits, of which rounding alone moves two
     assert content["images"]["source"] == "digits_test.safetensors"
     assert small["bytes"] < whole["bytes"] / 2
     assert small["parity"]["onnxruntime"]["agreement"] >= 95

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_models_are_judged_and_timed_in_the_precision(precision: str) -> None:
 def test_products_on_a_cpu_are_in_float32_whoever_forms_them() -> None:
     x, y = (torch.randn(300, 300, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     exact = x.double() @ y.double()
-    with products("float32"):
+    with products("float32", CPU):
         found = x @ y
     assert (found - exact).norm() < 1e-6 * exact.norm()
 
@@ -63,11 +63,32 @@ def test_onednn_is_asked_only_where_it_is_exact_and_no_longer_than_that(monkeypa
     before, seen = settings.fp32_precision, []
     for exact in (True, False):
         monkeypatch.setattr(precision_module, "onednn_is_exact", lambda exact=exact: exact)
-        with suppress(RuntimeError), products("float32"):
+        with suppress(RuntimeError), products("float32", CPU):
             seen.append(settings.fp32_precision)
             raise RuntimeError
         assert settings.fp32_precision == before
-    assert seen == ["bf16", before]
+    with products("float32", torch.device("meta")):  # as on a GPU
+        seen.append(settings.fp32_precision)
+    assert seen == ["bf16", before, before]
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="needs torch 2.9")
+def test_settings_that_follow_another_one_follow_it_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends: Any = torch.backends
+    for value in ("ieee", "tf32"):
+        with products("float32", CPU):
+            pass
+        monkeypatch.setattr(backends, "fp32_precision", value)
+        assert backends.mkldnn.matmul.fp32_precision == backends.cuda.matmul.fp32_precision == value
+
+
+def test_whether_onednn_is_exact_does_not_depend_on_who_asks() -> None:
+    answers = []
+    for setting in (nullcontext(), torch.autocast("cpu", torch.bfloat16), torch.device("meta")):
+        precision_module.onednn_is_exact.cache_clear()
+        with setting:
+            answers.append(precision_module.onednn_is_exact())
+    assert len({*answers}) == 1
 
 
 def test_logits_that_float16_cannot_hold_are_said() -> None:
@@ -159,7 +180,7 @@ def set_by(api: str, tf32: bool) -> None:
 SWITCHES = """
 import sys, torch, pytest
 from corp_cli.measure.precision import products
-from tests.measure.test_precision import set_by
+from tests.measure.test_precision import CPU, set_by
 
 def allowed():
     matmul = torch.backends.cuda.matmul
@@ -168,12 +189,12 @@ def allowed():
 for api, users in [("none", False), ("older", True), ("older", False), ("newer", True), ("newer", False)]:
     if api != "none":
         set_by(api, users)
-    with products("tf32"):
+    with products("tf32", CPU):
         assert allowed()
-        with products("float32"):
+        with products("float32", CPU):
             assert not allowed()
         assert allowed()
-    with pytest.raises(ZeroDivisionError), products("tf32"):
+    with pytest.raises(ZeroDivisionError), products("tf32", CPU):
         raise ZeroDivisionError
     if api != "newer" or hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         assert allowed() == users, (api, users)

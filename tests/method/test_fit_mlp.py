@@ -14,7 +14,7 @@ from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConf
 from corp_cli.linalg.ridge import refit
 from corp_cli.method import fit_mlp, fit_one_shot
 from corp_cli.method.calibrate import calibrate
-from corp_cli.method.fit_one_shot import left_by_refit
+from corp_cli.method.fit_one_shot import left_by_refit, trial_depends
 from corp_cli.method.observe import joint_moments, observe, observe_cut
 from corp_cli.method.rank import RankerArgs, rank
 from corp_cli.method.sample import Sample, chances, sampled
@@ -65,6 +65,11 @@ def test_what_is_drawn_does_not_depend_on_batches() -> None:
 def test_images_are_kept_aside_by_the_seed(count: int, aside: int) -> None:
     assert kept_aside(count, 0).sum() == aside
     assert torch.equal(kept_aside(count, 5), kept_aside(count, 5))
+
+
+def test_what_a_trial_depends_on_is_told_apart() -> None:
+    asked = [CompensationConfig(propagate=how, fit_tokens=count) for how in ("none", "sequential") for count in (8, 9)]
+    assert len({tuple(trial_depends(cfg)) for cfg in asked}) == 4
 
 
 def test_a_layer_that_takes_no_round_is_not_gone_through_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,8 @@ def measured(
     """What `measure` gives, added to `cache` at `path`, by default that of its key."""
     begin = time.perf_counter()
     statistics = measure()
-    if cache.shared is None and bytes_of(dense.blocks) / WRITTEN > time.perf_counter() - begin:
+    taken = ranks.once(lambda: time.perf_counter() - begin)  # all processes decide alike
+    if cache.shared is None and bytes_of(dense.blocks) / WRITTEN > taken:
         return statistics  # a run that goes on would measure anew in the time that this one would take to write
     path = path or in_cache(cache, "statistics", cache.key)
     keep(cache, lambda: write_statistics(Measured(cache.key, statistics, intake.good, intake.bad), path))

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from corp_cli.linalg.logits import filled_up
 
 QKV = "query", "key", "value"
+MAPS = 2**26  # values of attention maps that are worked on together
 SOFTMAX = (torch.softmax, Tensor.softmax, F.softmax)  # of attention that is not fused
 
 
@@ -40,16 +41,29 @@ class AttentionMaps(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             q, k, v = (kwargs.get(name, value) for name, value in zip(QKV, (*args[:3], None, None, None), strict=False))
-            maps, out = _attended(q, k, v, kwargs.get("attn_mask"), kwargs.get("scale"))
-            self.found.append(self.of(maps))
-            if not (
-                len(args) > 3 or kwargs.keys() - {*QKV, "attn_mask", "scale", "dropout_p"} or kwargs.get("dropout_p")
-            ):
+            out = self._attend(q, k, v, kwargs.get("attn_mask"), kwargs.get("scale"))
+            others = [value for name, value in kwargs.items() if name not in (*QKV, "attn_mask", "scale")]
+            if len(args) <= 3 and not any(others):  # dropout, causal, of grouped heads: not in these maps
                 return out  # what it would give, without working out the maps again
         out = func(*args, **kwargs)
         if func in SOFTMAX:
             self.found.append(self.of(out))
         return out
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+        """PV, by as many images at a time as `MAPS` allows where every image has maps of its own."""
+        step = len(q)
+        if self.of is over_heads:
+            step = max(1, MAPS // (q.shape[:-1].numel() // len(q) * k.shape[-2]))
+        found, outs = [], []
+        for start in range(0, len(q), step):
+            part = slice(start, start + step)
+            own = mask[part] if mask is not None and mask.ndim == q.ndim and len(mask) == len(q) else mask
+            maps, out = _attended(q[part], k[part], v[part], own, scale)
+            found.append(self.of(maps))
+            outs.append(out)
+        self.found.append(torch.cat(found) if len(found) > 1 else found[0])
+        return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
