@@ -16,7 +16,7 @@ from corp_cli.config.outcome import names_in
 from corp_cli.config.prune import PruneConfig
 from corp_cli.errors import CorpError
 from corp_cli.export.formats import require_packages
-from corp_cli.export.write import export, export_formats, make_manifest
+from corp_cli.export.write import copied, export, export_formats, make_manifest
 from corp_cli.files.cache.cache import Cache, cached_blocks, cached_curves, cached_losses, cached_statistics, opened
 from corp_cli.files.checkpoint import carry_manifest
 from corp_cli.files.output import PLAN, clear_results, require_room, size_in_bytes, write_whole
@@ -33,7 +33,6 @@ from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.statistics import Statistics
 from corp_cli.method.stream import Rollout, rollout_of
 from corp_cli.models.blocks import Sizes
-from corp_cli.models.offload import bring_together, on_host
 from corp_cli.models.plain_block import put_plain_blocks
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
@@ -120,19 +119,18 @@ def prune(
                 del statistics, curves  # refits need the room
                 if work.refits:
                     pruned, errors = fit_at_once(work, cfg, kept, pruned, errors, rollout)
-            uncompensated = only(dense, blocks, kept)
-            for model in (uncompensated, pruned):
+            for model in (uncompensated := only(dense, blocks, kept), pruned):
                 spare_tokens(model, plan.merge, plan.updated_tokens)
                 put_plain_blocks(model)
     with watch("evaluate"):
+        ahead = copied(pruned, work.dense) if work.copies_ahead else None
         models = {"dense": dense, "uncompensated": uncompensated, "pruned": pruned}
         found, probe = halving_batches(lambda c: examine(models, work, c), cfg.evaluation, "evaluation")
     with watch("export"), ranks.alone():
-        bring_together(pruned)
-        written, files = on_host(pruned), None
+        written, files = ahead or copied(pruned, work.dense), None
         manifest = carry_manifest(pruned, make_manifest(work.dense, written, cfg))
         if folder:
-            export(pruned, written, manifest, folder, probe)
+            export(pruned, written.model, manifest, folder, probe)
             files = export_formats(pruned, manifest, images, cfg, folder)
     report = make_report(cfg, work, manifest, pruned, errors, found, plan, files, watch.seconds, warnings)
     if folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,13 @@ from corp_cli.commands.prune import run
 from corp_cli.config.images import CalibrationConfig, EvaluationConfig
 from corp_cli.config.prune import CompensationConfig, ModelConfig, PruneConfig, RankerConfig, SparsityConfig
 from corp_cli.errors import CorpError
+from corp_cli.export import write
 from corp_cli.files.checkpoint import load_pruned
 from corp_cli.files.manifest import read_manifest
 from corp_cli.models.loaded import dense_model, weights_sha256
 from corp_cli.models.loading import load_dense
 from corp_cli.pipeline import PruneResult, prune
-from corp_cli.prepare.work import settled
+from corp_cli.prepare.work import Work, settled
 from corp_cli.report.schema import SCHEMA_VERSION, Removed
 from corp_cli.report.summary import summary_html
 from tests.support.figures import known
@@ -97,6 +99,16 @@ def test_checkpoint_comes_back(half: tuple[PruneResult, Path]) -> None:
     require_same(logits(reloaded, x), logits(result.model, x))
     dense, _ = load_dense(ModelConfig())
     assert read_manifest(folder / "pruned.safetensors").dense_sha256 == weights_sha256(dense)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_what_is_hashed_is_the_model_whether_before_it_is_judged_or_after(
+    ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Work, "copies_ahead", ahead)  # as on a GPU
+    monkeypatch.setattr(write, "on_host", copy.deepcopy)
+    result = prune(config(), tmp_path)
+    assert read_manifest(tmp_path / "pruned.safetensors").pruned_sha256 == weights_sha256(result.model)
 
 
 def test_same_seed_gives_the_same_bits(half: tuple[PruneResult, Path]) -> None:

@@ -22,6 +22,7 @@ from corp_cli.files.shards import checkpoint_files
 from corp_cli.images.batches import choose
 from corp_cli.measure.results import File
 from corp_cli.models.loaded import LoadedModel
+from corp_cli.models.offload import bring_together, on_host
 from corp_cli.models.resize import pruned_sizes
 from corp_cli.models.spec import Manifest
 from corp_cli.prepare.batches import range_batches, tracked_batches
@@ -34,17 +35,23 @@ UNVERIFIED = "pruned.unverified.safetensors"  # a file that was read back as ano
 NOT_RECIPE = ("model", "evaluation", "gate", "export", "device")  # what the weights do not depend on
 
 
-def make_manifest(dense: LoadedModel, pruned: nn.Module, cfg: PruneConfig) -> Manifest:
+def copied(pruned: nn.Module, dense: LoadedModel) -> LoadedModel:
+    """`pruned`, its blocks together again, as it is on the host, and hashed while other work goes on."""
+    bring_together(pruned)
+    found = LoadedModel(CHECKPOINT, on_host(pruned), dense.spec)
+    found.hash_ahead()
+    return found
+
+
+def make_manifest(dense: LoadedModel, pruned: LoadedModel, cfg: PruneConfig) -> Manifest:
     """What the checkpoint of `pruned` will say of itself."""
-    hashed = LoadedModel(CHECKPOINT, pruned, dense.spec)
-    hashed.hash_ahead()  # while the rest is found out
     recipe = {key: value for key, value in asdict(cfg).items() if key not in NOT_RECIPE}
     recipe["sparsity"].update(cfg.sparsity.fractions())  # joint by what it stands for
     for key in ("cache", "offload", "scratch"):  # the same weights with and without
         del recipe["calibration"][key]
-    sizes = pruned_sizes(pruned, dense.model)
+    sizes = pruned_sizes(pruned.model, dense.model)
     manifest = Manifest(dense.spec, sizes, shareable(recipe, cfg), dense.sha256, versions())
-    return replace(manifest, counts=counts_of(manifest), pruned_sha256=hashed.sha256)
+    return replace(manifest, counts=counts_of(manifest), pruned_sha256=pruned.sha256)
 
 
 def export(pruned: nn.Module, written: nn.Module, manifest: Manifest, output_dir: Path, probe: Tensor) -> Path:

@@ -61,6 +61,11 @@ class Work:
         return self.target.sizes if isinstance(self.target, SizePlan) else None
 
     @property
+    def copies_ahead(self) -> bool:
+        """Whether the pruned model is copied and hashed while it is judged: not by the CPU that judges it."""
+        return self.dense.device.type != "cpu" and self.calibration.offload == "none" and ranks.leads()
+
+    @property
     def measured(self) -> bool:
         """Whether anything is to be known of the dense model as a whole: not where sizes are given, and `along`."""
         return not (self.along and isinstance(self.target, SizePlan))
