@@ -119,7 +119,8 @@ def prune(
                 del statistics, curves  # refits need the room
                 if work.refits:
                     pruned, errors = fit_at_once(work, cfg, kept, pruned, errors, rollout)
-            for model in (uncompensated := only(dense, blocks, kept), pruned):
+            uncompensated = only(dense, blocks, kept)
+            for model in (uncompensated, pruned):
                 spare_tokens(model, plan.merge, plan.updated_tokens)
                 put_plain_blocks(model)
     with watch("evaluate"):

@@ -19,6 +19,7 @@ from corp_cli.config.images import CalibrationConfig, DataConfig, EvaluationConf
 from corp_cli.config.prune import ModelConfig, PruneConfig, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.files.checkpoint import load_pruned
+from corp_cli.linalg import attention
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.attention import maps as maps_module
 from corp_cli.models.attention.maps import AttentionMaps
@@ -228,15 +229,15 @@ def test_the_table_of_families_says_what_is_tested() -> None:
 
 def test_an_attention_whose_maps_are_watched_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = variants.build("deit"), variants.images("deit")
-    plain, whole = logits(model, x), maps_module._attended
-    monkeypatch.setattr(maps_module, "_attended", lambda *args: (whole(*args)[0], 0 * args[2]))
+    plain, whole = logits(model, x), attention.attended
+    monkeypatch.setattr(maps_module, "attended", lambda *args: (whole(*args)[0], 0 * args[2]))
     with AttentionMaps():
         assert not torch.allclose(logits(model, x), plain)  # PyTorch's own kernel had no part in it
 
 
 @pytest.mark.parametrize("padding", [0, 3])
 def test_attention_maps_are_those_of_the_kernel(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maps_module, "filled_up", lambda q: padding)
+    monkeypatch.setattr(attention, "filled_up", lambda q: padding)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 1, 5, 4, generator=generator) for _ in range(3))
     mask = torch.randn(1, 1, 5, 5, generator=generator)

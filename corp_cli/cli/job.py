@@ -25,6 +25,7 @@ from corp_cli.files.locks import sole_writer
 from corp_cli.files.owned import is_own
 from corp_cli.runtime import console
 
+BESIDE = "sympy"  # which PyTorch imports, and which needs none of it: 400 files, from disks that may be slow
 Value = float | tuple[float, ...] | None  # what objective= asks for
 
 
@@ -104,9 +105,6 @@ def carry_out(task: Task, cfg: DictConfig, begins: Callable[[Job], None] | None 
     except (Exception, KeyboardInterrupt) as error:
         return replace(job, error=stop_within(error) or as_mistake(error))
     return replace(job, value=value)
-
-
-BESIDE = "sympy"  # which PyTorch imports, and which needs none of it: 400 files, from disks that may be slow
 
 
 def import_beside() -> None:

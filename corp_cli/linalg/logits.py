@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from corp_cli.linalg.attention import ALIGNED, attended
 from corp_cli.linalg.moments import relative
 
 EVEN = 0.1  # share of the weight of logits that is spread evenly
-ALIGNED = 8  # products of rows that are no multiple of it are slow on a GPU
 DOUBT = 1e-3  # of what weights are a difference of: where they are as small, they are rounding
 
 
@@ -77,34 +77,21 @@ def logit_weights(
     and all of it where attention is so sharp that a is lost in rounding. q, k [B, H, N, d], v [B, H, N, dv]; `bias` is
     added to the logits: `merging.size_bias`, of tokens that stand for several.
     """
-    counted, n = counted.expand(q.shape[:-1]), q.shape[2]
-    ones = torch.ones_like(counted)
-    if padding := filled_up(q):  # tokens that nobody reads
-        q, k, v = (pad(x, (0, 0, 0, padding)) for x in (q, k, v))
-        counted, ones = (pad(x, (0, padding)) for x in (counted, ones))
-        bias = pad(q.new_zeros(1, 1, 1, n) if bias is None else bias, (0, padding), value=-torch.inf)
-    logits = (scale * q) @ k.mT
-    # not torch.softmax, by which attention is known where its maps are watched
-    P = torch.special.softmax(logits if bias is None else logits.add_(bias), -1)
-    o = P @ v
-    S = P.square_()
-    (of_query, most), of_key = _spread(S, o, v, ones), _spread(S.mT, v, o, counted)
-    rows = counted * of_query, counted * most, counted
-    return _scaled(*(x[..., :n] for x in rows)), _scaled(*(x[..., :n] for x in (*of_key, ones)))
-
-
-def filled_up(q: Tensor) -> int:
-    """How many tokens q [B, H, N, d] lacks to be multiplied fast."""
-    return -q.shape[2] % ALIGNED if q.is_cuda else 0
+    P, o = attended(q, k, v, scale, bias)
+    S, counted, n = P.square_(), counted.expand(q.shape[:-1]), k.shape[2]
+    v = pad(v, (0, 0, 0, S.shape[-1] - n))  # as P is
+    of_query, most = _spread(S, o, v, torch.ones_like(v[..., 0]))
+    of_key, most_of_key = (x[..., :n] for x in _spread(S.mT, v, o, counted))
+    evenly = torch.ones_like(counted)
+    return _scaled(counted * of_query, counted * most, counted), _scaled(of_key, most_of_key, evenly)
 
 
 def _spread(S: Tensor, x: Tensor, y: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
     """(Σ_j S_ij t_j ‖x_i - y_j‖², and the same without what cancels), [B, H, N]."""
     squared = y.square().sum(-1, keepdim=True)
-    columns = pad(
-        torch.cat([y, squared, torch.ones_like(squared)], -1) * times[..., None], (0, -(y.shape[-1] + 2) % ALIGNED)
-    )
-    crossed, alone, count = (S @ columns)[..., : y.shape[-1] + 2].split([y.shape[-1], 1, 1], -1)
+    columns = torch.cat([y, squared, torch.ones_like(squared)], -1) * times[..., None]
+    padding = -columns.shape[-1] % ALIGNED
+    crossed, alone, count, _ = (S @ pad(columns, (0, padding))).split([y.shape[-1], 1, 1, padding], -1)
     most = (alone + count * x.square().sum(-1, keepdim=True))[..., 0]
     return (most - 2 * (crossed * x).sum(-1)).clamp(min=0), most
 

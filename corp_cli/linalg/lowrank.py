@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ SMALL = 256  # a GPU decomposes several matrices up to this size one by one, and
 
 def roots(gram: Tensor) -> tuple[Tensor, Tensor]:
     """G^½ and G^-½ of positive semi-definite G [..., d, d]; the inverse is zero where G (relatively) is."""
-    values, vectors = (part.to(gram.device) for part in torch.linalg.eigh(_placed(gram)))
+    values, vectors = _decomposed(torch.linalg.eigh, gram)
     values = values.clamp(min=0)
     seen = values > CUT * values.amax(-1, keepdim=True)
     root = torch.where(seen, values.sqrt(), 0.0)
@@ -19,9 +21,10 @@ def roots(gram: Tensor) -> tuple[Tensor, Tensor]:
     return (vectors * root[..., None, :]) @ vectors.mT, (vectors * inverse[..., None, :]) @ vectors.mT
 
 
-def _placed(matrices: Tensor) -> Tensor:
-    """`matrices` where they are decomposed fastest."""
-    return matrices.cpu() if matrices.ndim > 2 and matrices.shape[-1] <= SMALL else matrices
+def _decomposed(how: Callable[[Tensor], Iterable[Tensor]], matrices: Tensor) -> Iterator[Tensor]:
+    """how(matrices), worked out where that is fastest."""
+    placed = matrices.cpu() if matrices.ndim > 2 and matrices.shape[-1] <= SMALL else matrices
+    return (part.to(matrices.device) for part in how(placed))
 
 
 def logit_factors(gram_q: Tensor, gram_k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,7 +36,7 @@ def logit_factors(gram_q: Tensor, gram_k: Tensor) -> tuple[Tensor, Tensor, Tenso
     """
     root_q, inverse_q = roots(gram_q)
     root_k, inverse_k = roots(gram_k)
-    U, sigma, Vt = (part.to(gram_q.device) for part in torch.linalg.svd(_placed(root_q @ root_k)))
+    U, sigma, Vt = _decomposed(torch.linalg.svd, root_q @ root_k)
     half = sigma.sqrt()[..., None]
     return half * (U.mT @ inverse_q), half * (Vt @ inverse_k), sigma
 
@@ -47,6 +50,6 @@ def output_factors(covariance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, 
     root, inverse = roots(covariance)
     through = root @ weight.mT
     # left singular vectors from the [d, d] product: O may be many times d
-    values, U = (part.to(root.device) for part in torch.linalg.eigh(_placed(through @ through.mT)))
+    values, U = _decomposed(torch.linalg.eigh, through @ through.mT)
     U = U.flip(-1)
     return U.mT @ inverse, root @ U, values.flip(-1).clamp(min=0).sqrt()

@@ -26,6 +26,10 @@ class Removal:
     order: Tensor
     error: Tensor
 
+    def by_size(self) -> Tensor:
+        """The error with every number of channels left, 0..d, once all of them are removed, [d + 1]."""
+        return torch.cat([self.error.flip(0), self.error.new_zeros(1)])
+
 
 def inverse(moments: Moments, ridge_lambda: float) -> Tensor:
     """(Σ + λI)⁻¹ with λ = `ridge_lambda` x mean(diag Σ), never so small that dead channels make Σ singular."""

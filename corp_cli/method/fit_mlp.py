@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from corp_cli.config.prune import CompensationConfig
+from corp_cli.linalg.attention import ALIGNED
 from corp_cli.linalg.fit import Fit
 from corp_cli.linalg.gauss_newton import Layers, Tokens, Units, gauss_newton
 from corp_cli.linalg.moments import Moments
@@ -29,7 +30,6 @@ from corp_cli.runtime import ranks
 
 RIDGES = (0.01, 0.1, 1.0)  # λ, of which every round takes the best
 ROUNDS = {"sequential": 6, "none": 4}  # at most; what is repaired in one shot is to be there soon
-ALIGNED = 8  # a row that is no multiple of it is multiplied at a fraction of the speed on a GPU
 
 
 def fit_mlp(

@@ -224,10 +224,9 @@ def rank_block(
             score = RANKERS[group][getattr(cfg, group)](part, statistics, args)
             moments = {"mlp": statistics.hidden, "vo": statistics.head_output}.get(group)
             found[group] = score if moments is None else constant_first(score, moments)
-    error, lost = None if args.removal is None else args.removal.error, None
-    if error is not None and len(error) == block.sizes.mlp:
-        lost = torch.cat([error.flip(0), error.new_zeros(1)])
-    return Scores(**found, tokens=args.trajectory[args.block].tokens if args.trajectory else None, lost=lost)
+    tokens = args.trajectory[args.block].tokens if args.trajectory else None
+    whole = args.removal is not None and len(args.removal.order) == block.sizes.mlp
+    return Scores(**found, tokens=tokens, lost=args.removal.by_size() if args.removal and whole else None)
 
 
 def rank_blocks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -188,18 +188,11 @@ def rollout_weights(model: nn.Module, blocks: tuple[Block, ...], x: Tensor, cfg:
     r_L is 1 / T on the T tokens that the head reads; r_{l-1} = (r_l + r_l A_l) / 2 with A_l the attention of block l,
     mean over heads, since a branch stands beside its residual. `token_floor` of the weight is spread evenly.
     """
-    batch, n, _ = x.shape
-    attentions = []
-    for block in blocks:
-        with AttentionMaps() as maps:
+    rollout = Rollout(cfg.token_floor)
+    with rollout.watching(model, blocks):
+        for block in blocks:
             x = through(model, block, x)
-        attentions.append(maps.found[0] if len(maps.found) == 1 else itself(x.new_empty(batch, n, n)))
-    return rolled_out(attentions, read_tokens(model), cfg.token_floor)
-
-
-def itself(like: Tensor) -> Tensor:
-    """What stands for an attention that cannot be seen, of the shape [B, N, N] of `like`: every token reads itself."""
-    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)
+    return rollout.batches[0]
 
 
 def rolled_out(attentions: list[Tensor], reads: int, floor: float) -> Tensor:
@@ -229,17 +222,18 @@ class Rollout:
     @contextmanager
     def watching(self, model: nn.Module, blocks: tuple[Block, ...]) -> Iterator[None]:
         """Add the batch that `model` is given in the body."""
-        behind: list[int] = []  # how many maps were seen when each block was done
+        attentions: list[Tensor] = []
+
+        def done(module: nn.Module, args: Any, out: Tensor) -> None:
+            itself = torch.eye(out.shape[1], dtype=out.dtype, device=out.device)  # of an attention that is not seen
+            attentions.append(maps.found[0] if len(maps.found) == 1 else itself.expand(len(out), -1, -1))
+            maps.found.clear()
+
         with AttentionMaps() as maps, ExitStack() as hooks:
             for block in blocks:
-                whole = model.get_submodule(block.name)
-                handle = whole.register_forward_hook(lambda *_: behind.append(len(maps.found)))
-                hooks.callback(handle.remove)
+                hooks.callback(model.get_submodule(block.name).register_forward_hook(done).remove)
             yield
-        parts = [maps.found[start:stop] for start, stop in pairwise([0, *behind])]
-        if any(parts):
-            attentions = [part[0] if len(part) == 1 else itself(next(filter(None, parts))[0]) for part in parts]
-            self.batches.append(rolled_out(attentions, read_tokens(model), self.floor).cpu())
+        self.batches.append(rolled_out(attentions, read_tokens(model), self.floor).cpu())
 
     def weights(self) -> Tensor | None:
         """Those of all images, [L, images, N]; None where there are none."""

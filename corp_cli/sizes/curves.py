@@ -58,8 +58,7 @@ def reconstruction_errors(
     if group == "mlp":
         assert weights.mlp is not None
         assert statistics.hidden is not None
-        error = removal_order(weights.mlp.fc2, statistics.hidden, cfg.ridge).error
-        return torch.cat([error.flip(0), error.new_zeros(1)])
+        return removal_order(weights.mlp.fc2, statistics.hidden, cfg.ridge).by_size()
     assert weights.attn is not None
     if group == "qk":
         assert statistics.logits is not None

@@ -6,11 +6,11 @@ from typing import Any
 
 from corp_cli.config.prune import SparsityConfig
 from corp_cli.errors import CorpError
+from corp_cli.linalg.attention import ALIGNED
 from corp_cli.models.blocks import Block, Sizes
 
 TILE = 128  # channels that a GPU multiplies together, in large layers
 VECTOR = 16  # float32 values that a CPU multiplies together
-ALIGNED = 8  # what attention kernels want of the dimensions of a head
 COARSE = 32  # of a layer, no more than this part is lost or kept by rounding
 
 

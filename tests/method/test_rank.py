@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from corp_cli.config.prune import RANKERS as NAMES
 from corp_cli.config.prune import CompensationConfig, RankerConfig
-from corp_cli.linalg import logits
+from corp_cli.linalg import attention
 from corp_cli.linalg.logits import DOUBT, EVEN, logit_weights
 from corp_cli.linalg.lowrank import logit_factors
 from corp_cli.linalg.masks import representatives
@@ -155,9 +155,9 @@ def test_weights_of_logits_do_not_see_tokens_that_fill_up(monkeypatch: pytest.Mo
     q, k, v = (normal(seed, 2, 3, 7, 4) for seed in (1, 2, 3))
     counted, bias = normal(4, 2, 1, 7).abs(), normal(5, 2, 1, 1, 7)
     for added in (None, bias):
-        monkeypatch.setattr(logits, "filled_up", lambda q: 0)
+        monkeypatch.setattr(attention, "filled_up", lambda q: 0)
         plain = logit_weights(q, k, v, 0.5, counted, added)
-        monkeypatch.setattr(logits, "filled_up", lambda q: 3)
+        monkeypatch.setattr(attention, "filled_up", lambda q: 3)
         torch.testing.assert_close(logit_weights(q, k, v, 0.5, counted, added), plain)
 
 

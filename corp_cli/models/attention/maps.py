@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from corp_cli.linalg.logits import filled_up
+from corp_cli.linalg.attention import attended
 
 QKV = "query", "key", "value"
 MAPS = 2**26  # values of attention maps that are worked on together
@@ -52,30 +52,16 @@ class AttentionMaps(TorchFunctionMode):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
         """PV, by as many images at a time as `MAPS` allows where every image has maps of its own."""
-        step = len(q)
+        step, keys = len(q), k.shape[-2]
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
         if self.of is over_heads:
-            step = max(1, MAPS // (q.shape[:-1].numel() // len(q) * k.shape[-2]))
+            step = max(1, MAPS // (q.shape[:-1].numel() // len(q) * keys))
         found, outs = [], []
         for start in range(0, len(q), step):
             part = slice(start, start + step)
             own = mask[part] if mask is not None and mask.ndim == q.ndim and len(mask) == len(q) else mask
-            maps, out = _attended(q[part], k[part], v[part], own, scale)
-            found.append(self.of(maps))
+            maps, out = attended(q[part], k[part], v[part], scale, own)
+            found.append(self.of(maps[..., :keys]))
             outs.append(out)
         self.found.append(torch.cat(found) if len(found) > 1 else found[0])
         return torch.cat(outs) if len(outs) > 1 else outs[0]
-
-
-def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
-    """(P = softmax(scale · QKᵀ + mask), PV)."""
-    n = k.shape[-2]
-    if padding := filled_up(k):  # tokens that nobody reads
-        k, v = (F.pad(x, (0, 0, 0, padding)) for x in (k, v))
-    logits = (q.shape[-1] ** -0.5 if scale is None else scale) * q @ k.mT
-    if mask is not None:
-        seen = logits[..., :n]
-        seen.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else seen.add_(mask)
-    if padding:
-        logits[..., n:] = -torch.inf
-    maps = logits.softmax(-1)
-    return maps[..., :n], maps @ v
