@@ -22,7 +22,7 @@ from corp_cli.measure.timing import pass_seconds, synchronize
 from corp_cli.method.calibrate import Calibration, accumulation_device
 from corp_cli.method.compensate import compensate_mlp
 from corp_cli.method.fit_mlp import RIDGES as FIT_RIDGES
-from corp_cli.method.fit_mlp import ROUNDS, coarse_on
+from corp_cli.method.fit_mlp import ROUNDS, coarse_for
 from corp_cli.method.fit_values import RIDGES as VALUE_RIDGES
 from corp_cli.method.fit_values import SWEEPS
 from corp_cli.method.memory import fitted_tokens, head_group
@@ -160,7 +160,7 @@ def fit_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates: R
     layers = Layers(first, normal(outputs, units) / units**0.5, normal(outputs))
     seen = Tokens(normal(few, inputs), normal(few, outputs), torch.full((few,), 1 / few, device=dense.device))
     act = hidden_units(dense.model, widest)
-    coarse = coarse_on(dense.device)
+    coarse = coarse_for(layers)
     one = min(
         seconds(lambda: gauss_newton(layers, act, seen, seen, FIT_RIDGES, 1, how.ridge, coarse), dense.device)
         for _ in "ab"

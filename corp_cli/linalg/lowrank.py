@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -21,10 +22,23 @@ def roots(gram: Tensor) -> tuple[Tensor, Tensor]:
     return (vectors * root[..., None, :]) @ vectors.mT, (vectors * inverse[..., None, :]) @ vectors.mT
 
 
-def _decomposed(how: Callable[[Tensor], Iterable[Tensor]], matrices: Tensor) -> Iterator[Tensor]:
+def _decomposed(how: Callable[[Tensor], Iterable[Tensor]], matrices: Tensor) -> list[Tensor]:
     """how(matrices), worked out where that is fastest."""
-    placed = matrices.cpu() if matrices.ndim > 2 and matrices.shape[-1] <= SMALL else matrices
-    return (part.to(matrices.device) for part in how(placed))
+    if matrices.ndim == 2 or matrices.shape[-1] > SMALL:
+        return list(how(matrices))
+    with one_thread():
+        return [part.to(matrices.device) for part in how(matrices.cpu())]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within it the host works alone on each matrix: many threads would wait for each other most of the time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def logit_factors(gram_q: Tensor, gram_k: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from corp_cli.linalg.products import centred, product
+
 PANELS = 4  # of the upper triangle: (4 + 1) / (2 * 4) = 62% of the full product; thinner panels multiply slower
 
 
@@ -54,13 +56,13 @@ def relative(lost: Tensor, total: Tensor) -> float:
 def add_upper_gram(total: Tensor, x: Tensor) -> None:
     """total += XᵀX on and above the diagonal blocks; x [n, d], total [d, d] float64.
 
-    A full product would spend half of its time on values known by symmetry. Products are formed in the dtype of x.
+    A full product would spend half of its time on values known by symmetry. Products are formed as `product` does.
     """
     d = x.shape[1]
     step = max(64, -(-d // PANELS))
     for start in range(0, d, step):
-        product = x[:, start : start + step].T @ x[:, start:]
-        total[start : start + step, start:].add_(product.to(total.device))
+        some = product(x[:, start : start + step].T, x[:, start:])
+        total[start : start + step, start:].add_(some.to(total.device))
 
 
 def symmetric(square: Tensor) -> Tensor:
@@ -74,7 +76,8 @@ def symmetric(square: Tensor) -> Tensor:
 
 
 class RunningMoments:
-    """Moments of a stream, memory independent of its length: float64 sums of products in the stream's own dtype.
+    """Moments of a stream, memory independent of its length: float64 sums of products in the stream's own dtype, or as
+    `centred` has it.
 
     Every batch is centred on its own mean before its products are formed, and batches are joined by the pairwise
     update of Chan, Golub and LeVeque (1979): no cancellation where means are large beside deviations, and the
@@ -93,11 +96,11 @@ class RunningMoments:
         if weights is None:
             mean = x.mean(0)
             added: Tensor | float = float(x.shape[0])
-            add_upper_gram(self.scatter, x - mean)
+            add_upper_gram(self.scatter, centred(x, mean))
         else:
             total = weights.sum()
             mean, added = weights @ x / total, total.to(self.weight)
-            add_upper_gram(self.scatter, (x - mean).mul_(weights.sqrt()[:, None]))
+            add_upper_gram(self.scatter, centred(x, mean, weights.sqrt()))
         delta = mean.to(self.mean) - self.mean
         both = self.weight + added
         apart = delta * (self.weight * added / both).sqrt()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, cast
@@ -61,11 +61,10 @@ def products(precision: str, device: torch.device) -> Iterator[None]:
         yield
 
 
-def rounds_products(device: torch.device) -> bool:
-    """Whether products on `device` are not formed in float32 at present; see `products`."""
-    matmul: Any = torch.backends.cuda.matmul
-    rounded = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
-    return device.type == "cuda" and bool(rounded)
+def has_bfloat16() -> bool:
+    """Whether this processor multiplies matrices of bfloat16 in half of the time of float32, or less."""
+    found: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # none in older versions
+    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
 
 
 @contextmanager

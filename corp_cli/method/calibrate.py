@@ -59,6 +59,8 @@ class RunningLogits:
             some = slice(head, head + together)
             starts = head * d, (heads + head) * d
             q, k = (qkv[..., at : at + together * d].unflatten(-1, (-1, d)).transpose(1, 2) for at in starts)
+            if qkv.is_cuda:
+                q, k = q.contiguous(), k.contiguous()  # each product would copy them anew
             gram_q, gram_k = q.mT @ q, k.mT @ k  # [B, heads, d, d]
             norms_q, norms_k = (gram.diagonal(dim1=2, dim2=3) for gram in (gram_q, gram_k))
             self.energy[some] += (norms_q.double() * norms_k).sum(0).to(self.energy)
@@ -71,7 +73,8 @@ class RunningLogits:
             if self.weighs:
                 width = self.block.sizes.vo
                 v = qkv[..., 2 * heads * d + head * width :][..., : together * width].unflatten(-1, (-1, width))
-                self._weigh(some, q, k, v.transpose(1, 2), weights, sizes)
+                v = v.transpose(1, 2)
+                self._weigh(some, q, k, v.contiguous() if qkv.is_cuda else v, weights, sizes)
         self.images += qkv.shape[0]
         self.tokens += qkv.shape[0] * n
         self.queries = self.queries + (qkv.shape[0] * n if weights is None else weights.sum().to(self.energy))

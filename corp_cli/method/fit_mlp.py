@@ -16,8 +16,9 @@ from corp_cli.linalg.attention import ALIGNED
 from corp_cli.linalg.fit import Fit
 from corp_cli.linalg.gauss_newton import Layers, Tokens, Units, gauss_newton
 from corp_cli.linalg.moments import Moments
+from corp_cli.linalg.products import rounds_products
 from corp_cli.linalg.ridge import refit
-from corp_cli.measure.precision import rounds_products
+from corp_cli.measure.precision import has_bfloat16
 from corp_cli.method.calibrate import require_finite
 from corp_cli.method.observe import joint_moments, observe_cut
 from corp_cli.method.sample import Drawn, Sample
@@ -29,6 +30,7 @@ from corp_cli.models.streams import sublayers
 from corp_cli.runtime import ranks
 
 RIDGES = (0.01, 0.1, 1.0)  # λ, of which every round takes the best
+LARGE = 2**16  # weights in front of the nonlinearity, for which bfloat16 saves a CPU more than rounding takes
 ROUNDS = {"sequential": 6, "none": 4}  # at most; what is repaired in one shot is to be there soon
 
 
@@ -50,7 +52,7 @@ def fit_mlp(
         Tokens(z[part].to(device), y[part].to(device), (counted[part] / counted[part].sum()).to(device))
         for part in (~aside, aside)
     )
-    rounds, coarse = ROUNDS[cfg.propagate], coarse_on(device)
+    rounds, coarse = ROUNDS[cfg.propagate], coarse_for(start)
     found, fit = gauss_newton(start, units, fitted, others, RIDGES, rounds, cfg.ridge, coarse)
     if not fit.rounds:
         return weights, fit
@@ -60,9 +62,14 @@ def fit_mlp(
     return MlpWeights(fc1, fc1_bias, second, found.bias.to(weights.fc2)), fit
 
 
-def coarse_on(device: torch.device) -> torch.dtype | None:
-    """What steps are looked for in: half of the time, for steps that are as good, where products are rounded anyway."""
-    return torch.bfloat16 if rounds_products(device) else None
+def coarse_for(layers: Layers) -> torch.dtype | None:
+    """What steps are looked for in, where the device of `layers` halves the time by it: they are as good.
+
+    A GPU does so where it rounds products anyway, a CPU for large layers.
+    """
+    device, large = layers.first.device, layers.first.numel() >= LARGE
+    halves = large and has_bfloat16() if device.type == "cpu" else rounds_products(device)
+    return torch.bfloat16 if halves else None
 
 
 def fit_block(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,19 +22,21 @@ from torch import nn
 
 from corp_cli import prune_model
 from corp_cli.files.shards import checkpoint_files
+from corp_cli.images.batches import resolve_device
 from corp_cli.models.loading import build, filled, parameters, skeleton
 from corp_cli.models.spec import ModelSpec
 
 
-def random_model(name: str, args: dict[str, Any], dtype: torch.dtype) -> nn.Module:
-    """The architecture with random weights, which are made in `dtype`: there is never a second copy of them."""
+def random_model(name: str, args: dict[str, Any], dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """The architecture with random weights, made in `dtype`, each on `device`: there is never a second copy of all."""
     model = filled(skeleton(ModelSpec(name, args, {})).to(dtype), lambda: build(name, args))
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if "norm" in path and path.endswith("weight"):
                 parameter.fill_(1)
             elif parameter.ndim > 1:
-                parameter.normal_(std=parameter[0].numel() ** -0.5)
+                drawn = torch.randn(parameter.shape, dtype=dtype, device=device)
+                parameter.copy_(drawn.mul_(parameter[0].numel() ** -0.5))
             else:
                 parameter.fill_(0.1 if "gamma" in path else 0)
     return model
@@ -53,8 +56,10 @@ def main() -> None:
     args = parser.parse_args()
     asked = {key: json.loads(value) for key, _, value in (one.partition("=") for one in args.args)}
     begin = time.perf_counter()
-    model = random_model(args.model, {"num_classes": 1000, "img_size": args.img_size, **asked}, torch.bfloat16)
+    architecture, device = {"num_classes": 1000, "img_size": args.img_size, **asked}, resolve_device(args.device)
+    model = random_model(args.model, architecture, torch.bfloat16, device)
     size, built = parameters(model), time.perf_counter() - begin
+    print(f"{args.model}: {size / 1e9:.2f} billion parameters, built in {built:.0f} s", file=sys.stderr)
     images = torch.randn(args.images, 3, args.img_size, args.img_size, generator=torch.Generator().manual_seed(0))
     overrides = [
         f"calibration.num_images={args.images}",

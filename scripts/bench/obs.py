@@ -62,6 +62,7 @@ def main() -> None:
     whole, _ = timed(device, lambda: obs.removal_order(weight, moments, 0.1))
     print(f"inverse {alone:.2f} s, half of the channels {part:.2f} s, all of them {whole:.2f} s")
     obs.CANDIDATES = given.channels
+    obs.captured.cache_clear()
     plain = obs.removal_order(weight, moments, 0.1, half)
     same = float((found.order == plain.order).double().mean())
     print(f"error {100 * float(found.error[-1] / plain.error[-1] - 1):+.4f}%, {100 * same:.1f}% of the order the same")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from corp_cli.config.prune import ModelConfig
 from corp_cli.images.batches import resolve_device
+from corp_cli.measure.precision import products, settled_precision
 from corp_cli.measure.timing import synchronize
 from corp_cli.method.calibrate import calibrate
 from corp_cli.models.adapter import blocks_of
@@ -57,14 +58,16 @@ def main() -> None:
     model, spec = load_dense(ModelConfig(args.model, pretrained=False))
     model.to(device)
     pixels = torch.randn(args.batch_size, *spec.data["input_size"], device=device)
-    seconds(model, pixels, ranks.count() * args.batch_size)  # warm up
+    precision = settled_precision(device, "auto")
     found: dict[str, list[float]] = {"one process alone": [], f"{ranks.count()} together": []}
-    for _ in range(args.repeats):
-        each = ranks.once(alone, model, pixels, args.num_images), seconds(model, pixels, args.num_images)
-        for times, taken in zip(found.values(), each, strict=True):
-            times.append(taken)
+    with products(precision, device):
+        seconds(model, pixels, ranks.count() * args.batch_size)  # warm up
+        for _ in range(args.repeats):
+            each = ranks.once(alone, model, pixels, args.num_images), seconds(model, pixels, args.num_images)
+            for times, taken in zip(found.values(), each, strict=True):
+                times.append(taken)
     if ranks.leads():
-        threads = f"{torch.get_num_threads()} threads a process"
+        threads = f"{precision}, {torch.get_num_threads()} threads a process"
         print(f"{args.model}, {args.num_images} images in batches of {args.batch_size}, {device}, {threads}")
         for name, times in found.items():
             print(f"{name}: {median(times):.2f} s, from {min(times):.2f} to {max(times):.2f}")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
+from corp_cli.linalg.gauss_newton import Layers
 from corp_cli.linalg.ridge import refit
 from corp_cli.method import fit_mlp, fit_one_shot
 from corp_cli.method.calibrate import calibrate
@@ -70,6 +71,17 @@ def test_images_are_kept_aside_by_the_seed(count: int, aside: int) -> None:
 def test_what_a_trial_depends_on_is_told_apart() -> None:
     asked = [CompensationConfig(propagate=how, fit_tokens=count) for how in ("none", "sequential") for count in (8, 9)]
     assert len({tuple(trial_depends(cfg)) for cfg in asked}) == 4
+
+
+@pytest.mark.parametrize(("units", "bfloat16", "coarse"), [(512, True, True), (512, False, False), (64, True, False)])
+def test_a_cpu_with_units_for_bfloat16_looks_for_steps_of_large_layers_in_it(
+    units: int, bfloat16: bool, coarse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": bfloat16}, raising=False)
+    layers = Layers(torch.zeros(1, units, 200), torch.zeros(192, units), torch.zeros(192))
+    assert fit_mlp.coarse_for(layers) == (torch.bfloat16 if coarse else None)
+    monkeypatch.delattr(torch.cpu, "get_capabilities")  # as in older versions
+    assert fit_mlp.coarse_for(layers) is None
 
 
 def test_a_layer_that_takes_no_round_is_not_gone_through_again(monkeypatch: pytest.MonkeyPatch) -> None:
