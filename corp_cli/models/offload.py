@@ -137,7 +137,8 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _worked_in(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.data.to(device, WORKED_IN if tensor.is_floating_point() else None)
+    there = tensor.data.to(device)  # as it is kept: what takes the time is the way, not the conversion
+    return there.to(WORKED_IN) if there.is_floating_point() else there
 
 
 def _kept_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -25,6 +25,7 @@ from corp_cli.files.shards import checkpoint_files
 from corp_cli.images.batches import resolve_device
 from corp_cli.models.loading import build, filled, parameters, skeleton
 from corp_cli.models.spec import ModelSpec
+from corp_cli.runtime.environment import peak_memory_mib
 
 
 def random_model(name: str, args: dict[str, Any], dtype: torch.dtype, device: torch.device) -> nn.Module:
@@ -69,7 +70,10 @@ def main() -> None:
         *args.overrides,
     ]
     with tempfile.TemporaryDirectory() as folder:
-        result = prune_model(model, images, mlp=args.mlp, overrides=overrides, output_dir=folder)
+        try:
+            result = prune_model(model, images, mlp=args.mlp, overrides=overrides, output_dir=folder)
+        finally:  # a run that is interrupted says so much
+            print(f"{peak_memory_mib(device)}, {time.perf_counter() - begin:.0f} s", file=sys.stderr)
         files = [path.stat().st_size for path in checkpoint_files(Path(folder, "pruned.safetensors"))]
     report = result.report
     found = {
