@@ -99,7 +99,7 @@ def prune(
         sets, how = (images.calibration, images.spares), (work.calibration.precision, cfg.compensation.weighs_logits)
         cache = ranks.once(opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups, *how)
         watch.expected |= expect(work, cfg) if expect else {}
-    with products(work.calibration.precision, work.dense.device):
+    with products(work.calibration.precision, work.dense.device, exact=cfg.calibration.precision == "float32"):
         with watch("calibrate"):
             rollout = rollout_of(dense, cfg.compensation) if work.refits else None
             statistics = statistics_of(work, cfg, cache, rollout) if work.measured else ()

@@ -50,7 +50,7 @@ def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates:
     """Seconds of the long stages, by their names in the report; `sizes` are those asked for, or near the budget."""
     images, device, solves = work.images.calibration, work.dense.device, measure_solves(work, cfg, rates.width)
     left, f, load, workers = share(work, sizes), rates.forward, work.load, readers(cfg.calibration.num_workers)
-    with products(work.calibration.precision, device):
+    with products(work.calibration.precision, device, exact=cfg.calibration.precision == "float32"), torch.no_grad():
         fit, values = fit_seconds(work, cfg, sizes, rates), value_seconds(work, cfg, sizes, rates)
     compensate = fit + values
     if not work.along:

@@ -60,7 +60,7 @@ class CalibrationConfig:
     cache: Optional[str] = None  # a folder, or a .safetensors, where statistics are kept for later runs
     offload: str = "auto"  # blocks: weights stay on the host, and one block at a time comes to the device
     scratch: Optional[str] = None  # a folder for the tokens of all images; None: the memory of the host
-    precision: str = "auto"  # of the products of float32 matrices, in all passes but those that judge
+    precision: str = "auto"  # of the products of float32 matrices, but where models are judged; auto: the fastest
 
     def __post_init__(self) -> None:
         require_texts("calibration.path", self.path)

@@ -26,6 +26,7 @@ FILLED = 2**25  # values of units that keep a GPU busy: so many tokens at a time
 STEPS = 8  # of the bidiagonalisation
 SIZES = (1.0, 0.5, 0.25)  # of the step, until the error falls
 FLOOR = 1.0  # of variances in the whitening, in means of those above 0: what z hardly does makes weights round badly
+FINE = 1e-3  # errors below it are found token by token: in moments, of rounded values perhaps, they are lost
 LEAST_GAIN = 1e-3  # of the held-out error, for which a round is taken
 ENOUGH = 1e-2  # of it: a round that gains less is the last, since the next one gains less again
 
@@ -162,8 +163,9 @@ def solve_second(layers: Layers, units: Units, tokens: Tokens, ridge_lambda: flo
         joint.add(torch.cat([values, tokens.y[rows]], 1), tokens.weights[rows])
     moments = joint.result()
     second, bias = refit(layers.second.double(), moments, ridge_lambda)
-    lost, total = squared_error(second, bias, moments), moments.covariance.diagonal()[width:].sum()
-    return relative(lost, total), Layers(layers.first, second.to(layers.second), bias.to(layers.bias))
+    lost = relative(squared_error(second, bias, moments), moments.covariance.diagonal()[width:].sum())
+    solved = Layers(layers.first, second.to(layers.second), bias.to(layers.bias))
+    return lost if lost > FINE else error(solved, units, tokens), solved
 
 
 # --- the linearised problem -----------------------------------------------------------------------------------

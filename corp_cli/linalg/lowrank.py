@@ -24,7 +24,7 @@ def roots(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 def _decomposed(how: Callable[[Tensor], Iterable[Tensor]], matrices: Tensor) -> list[Tensor]:
     """how(matrices), worked out where that is fastest."""
-    if matrices.ndim == 2 or matrices.shape[-1] > SMALL:
+    if not matrices.is_cuda or matrices.ndim == 2 or matrices.shape[-1] > SMALL:
         return list(how(matrices))
     with one_thread():
         return [part.to(matrices.device) for part in how(matrices.cpu())]

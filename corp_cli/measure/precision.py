@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, cast
 
@@ -12,6 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from corp_cli.errors import CorpError
+
+_SEARCHES: ContextVar[bool] = ContextVar("searches", default=False)  # see `searches_in_bfloat16`
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
@@ -48,23 +52,44 @@ def settled_precision(device: torch.device, asked: str) -> str:
 
 
 @contextmanager
-def products(precision: str, device: torch.device) -> Iterator[None]:
+def products(precision: str, device: torch.device, exact: bool = True) -> Iterator[None]:
     """Within it, products of float32 matrices on a GPU are formed in `precision`, and summed up in float32.
 
     tf32 rounds what is multiplied to ten bits behind the point, as bfloat16 does to seven. On a CPU they are formed by
-    oneDNN, where that keeps float32.
+    oneDNN, where that keeps float32; `exact`: a search for steps there too, see `searches_in_bfloat16`.
     """
     matmul: Any = torch.backends.cuda.matmul
     newer = hasattr(matmul, "fp32_precision")  # since torch 2.9, where the older switch fails once this one was used
     name, rounds = "fp32_precision" if newer else "allow_tf32", precision == "tf32"
-    with switched(matmul, name, ("tf32" if rounds else "ieee") if newer else rounds), by_onednn(device):
-        yield
+    before = _SEARCHES.set(not exact)
+    try:
+        with switched(matmul, name, ("tf32" if rounds else "ieee") if newer else rounds), by_onednn(device):
+            yield
+    finally:
+        _SEARCHES.reset(before)
 
 
-def has_bfloat16() -> bool:
-    """Whether this processor multiplies matrices of bfloat16 in half of the time of float32, or less."""
-    found: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # none in older versions
-    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+def searches_in_bfloat16() -> bool:
+    """Whether a CPU may at present round what only a search needs, see `products`, and is faster for it."""
+    return _SEARCHES.get() and bfloat16_is_faster()
+
+
+@cache
+def bfloat16_is_faster() -> bool:
+    """Whether this processor multiplies matrices of bfloat16 in less than 3/4 of the time of float32.
+
+    It is timed: with units for bfloat16 it takes half of the time or less, and many times as long without, or where
+    oneDNN is kept from using them.
+    """
+    best = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x, seconds = torch.ones(512, 512, dtype=dtype, device="cpu"), []
+        for _ in range(4):
+            start = time.perf_counter()
+            _ = x @ x
+            seconds.append(time.perf_counter() - start)
+        best[dtype] = min(seconds)
+    return best[torch.bfloat16] < 0.75 * best[torch.float32]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from corp_cli.linalg.gauss_newton import Layers, Tokens, Units, gauss_newton
 from corp_cli.linalg.moments import Moments
 from corp_cli.linalg.products import rounds_products
 from corp_cli.linalg.ridge import refit
-from corp_cli.measure.precision import has_bfloat16
+from corp_cli.measure.precision import searches_in_bfloat16
 from corp_cli.method.calibrate import require_finite
 from corp_cli.method.observe import joint_moments, observe_cut
 from corp_cli.method.sample import Drawn, Sample
@@ -68,7 +68,7 @@ def coarse_for(layers: Layers) -> torch.dtype | None:
     A GPU does so where it rounds products anyway, a CPU for large layers.
     """
     device, large = layers.first.device, layers.first.numel() >= LARGE
-    halves = large and has_bfloat16() if device.type == "cpu" else rounds_products(device)
+    halves = large and searches_in_bfloat16() if device.type == "cpu" else rounds_products(device)
     return torch.bfloat16 if halves else None
 
 

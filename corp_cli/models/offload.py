@@ -137,8 +137,10 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _worked_in(tensor: Tensor, device: torch.device) -> Tensor:
-    there = tensor.data.to(device)  # as it is kept: what takes the time is the way, not the conversion
-    return there.to(WORKED_IN) if there.is_floating_point() else there
+    if not tensor.is_floating_point():
+        return tensor.data.to(device)
+    narrow = tensor.element_size() <= WORKED_IN.itemsize  # so it travels: what takes the time is the way
+    return (tensor.data if narrow else tensor.data.to(WORKED_IN)).to(device).to(WORKED_IN)
 
 
 def _kept_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -72,7 +72,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = prune_model(model, images, mlp=args.mlp, overrides=overrides, output_dir=folder)
-        finally:  # a run that is interrupted says so much
+        finally:  # a run that Ctrl-C ends says so much
             print(f"{peak_memory_mib(device)}, {time.perf_counter() - begin:.0f} s", file=sys.stderr)
         files = [path.stat().st_size for path in checkpoint_files(Path(folder, "pruned.safetensors"))]
     report = result.report

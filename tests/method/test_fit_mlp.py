@@ -10,9 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corp_cli.cli.main import main
 from corp_cli.config.prune import CompensationConfig, RankerConfig, SparsityConfig
-from corp_cli.linalg.gauss_newton import Layers
+from corp_cli.linalg.gauss_newton import Layers, gauss_newton
 from corp_cli.linalg.ridge import refit
+from corp_cli.measure import precision
+from corp_cli.measure.precision import products
 from corp_cli.method import fit_mlp, fit_one_shot
 from corp_cli.method.calibrate import calibrate
 from corp_cli.method.fit_one_shot import left_by_refit, trial_depends
@@ -73,15 +76,34 @@ def test_what_a_trial_depends_on_is_told_apart() -> None:
     assert len({tuple(trial_depends(cfg)) for cfg in asked}) == 4
 
 
-@pytest.mark.parametrize(("units", "bfloat16", "coarse"), [(512, True, True), (512, False, False), (64, True, False)])
-def test_a_cpu_with_units_for_bfloat16_looks_for_steps_of_large_layers_in_it(
-    units: int, bfloat16: bool, coarse: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("units", "faster", "coarse"), [(512, True, True), (512, False, False), (64, True, False)])
+def test_a_cpu_that_is_faster_in_bfloat16_looks_for_steps_of_large_layers_in_it(
+    units: int, faster: bool, coarse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": bfloat16}, raising=False)
-    layers = Layers(torch.zeros(1, units, 200), torch.zeros(192, units), torch.zeros(192))
-    assert fit_mlp.coarse_for(layers) == (torch.bfloat16 if coarse else None)
-    monkeypatch.delattr(torch.cpu, "get_capabilities")  # as in older versions
+    monkeypatch.setattr(precision, "bfloat16_is_faster", lambda: faster)
+    layers, cpu = Layers(torch.zeros(1, units, 200), torch.zeros(192, units), torch.zeros(192)), torch.device("cpu")
+    assert fit_mlp.coarse_for(layers) is None  # by itself, all is exact
+    with products("float32", cpu, exact=False):
+        assert fit_mlp.coarse_for(layers) == (torch.bfloat16 if coarse else None)
+        with products("float32", cpu, exact=True):
+            assert fit_mlp.coarse_for(layers) is None
     assert fit_mlp.coarse_for(layers) is None
+
+
+@pytest.mark.usefixtures("tiny_digits")
+@pytest.mark.parametrize(("asked", "exact"), [("auto", False), ("float32", True)])
+def test_who_asks_for_float32_gets_it_in_all(asked: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[bool] = []
+
+    def watched(*args: Any) -> Any:
+        searched.append(precision.searches_in_bfloat16())
+        return gauss_newton(*args)
+
+    monkeypatch.setattr(precision, "bfloat16_is_faster", lambda: True)
+    monkeypatch.setattr(fit_mlp, "gauss_newton", watched)
+    few = ["calibration.num_images=64", "evaluation.num_images=16", "evaluation.throughput_batches=0"]
+    assert main(["prune", "sparsity.mlp=0.5", f"calibration.precision={asked}", "device=cpu", *few]) == 0
+    assert set(searched) == {not exact}
 
 
 def test_a_layer_that_takes_no_round_is_not_gone_through_again(monkeypatch: pytest.MonkeyPatch) -> None:
