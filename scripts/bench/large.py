@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="other settings of corp prune, behind --")
     args = parser.parse_args()
     asked = {key: json.loads(value) for key, _, value in (one.partition("=") for one in args.args)}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     begin = time.perf_counter()
     architecture, device = {"num_classes": 1000, "img_size": args.img_size, **asked}, resolve_device(args.device)
     model = random_model(args.model, architecture, torch.bfloat16, device)
@@ -72,7 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = prune_model(model, images, mlp=args.mlp, overrides=overrides, output_dir=folder)
-        finally:  # a run that Ctrl-C ends says so much
+        finally:  # a run that is ended early says so much
             print(f"{peak_memory_mib(device)}, {time.perf_counter() - begin:.0f} s", file=sys.stderr)
         files = [path.stat().st_size for path in checkpoint_files(Path(folder, "pruned.safetensors"))]
     report = result.report
