@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from corp_cli.linalg.products import centred, product
+from corp_cli.linalg.rounding import centred, product
 
 PANELS = 4  # of the upper triangle: (4 + 1) / (2 * 4) = 62% of the full product; thinner panels multiply slower
 

@@ -55,12 +55,15 @@ class RunningLogits:
         d, heads, n = self.block.sizes.qk, self.block.sizes.heads, qkv.shape[1]
         sums = qkv[..., heads * d : 2 * heads * d].sum(1).double().unflatten(-1, (heads, d))  # of every image's keys
         together = heads if qkv.is_cuda else 1
+
+        def of_heads(start: int, width: int) -> Tensor:
+            """Columns of heads that go together, [B, heads, N, width]; of one head, as they lie in qkv."""
+            part = qkv[..., start : start + together * width].unflatten(-1, (-1, width)).transpose(1, 2)
+            return part.contiguous() if qkv.is_cuda else part  # where each product would copy them anew
+
         for head in range(0, heads, together):
             some = slice(head, head + together)
-            starts = head * d, (heads + head) * d
-            q, k = (qkv[..., at : at + together * d].unflatten(-1, (-1, d)).transpose(1, 2) for at in starts)
-            if qkv.is_cuda:
-                q, k = q.contiguous(), k.contiguous()  # each product would copy them anew
+            q, k = of_heads(head * d, d), of_heads((heads + head) * d, d)
             gram_q, gram_k = q.mT @ q, k.mT @ k  # [B, heads, d, d]
             norms_q, norms_k = (gram.diagonal(dim1=2, dim2=3) for gram in (gram_q, gram_k))
             self.energy[some] += (norms_q.double() * norms_k).sum(0).to(self.energy)
@@ -72,9 +75,7 @@ class RunningLogits:
             self.gram_k_centred[some] += (sum_k - means.mT @ means / n).to(self.gram_k)
             if self.weighs:
                 width = self.block.sizes.vo
-                v = qkv[..., 2 * heads * d + head * width :][..., : together * width].unflatten(-1, (-1, width))
-                v = v.transpose(1, 2)
-                self._weigh(some, q, k, v.contiguous() if qkv.is_cuda else v, weights, sizes)
+                self._weigh(some, q, k, of_heads(2 * heads * d + head * width, width), weights, sizes)
         self.images += qkv.shape[0]
         self.tokens += qkv.shape[0] * n
         self.queries = self.queries + (qkv.shape[0] * n if weights is None else weights.sum().to(self.energy))

@@ -16,8 +16,8 @@ from corp_cli.linalg.attention import ALIGNED
 from corp_cli.linalg.fit import Fit
 from corp_cli.linalg.gauss_newton import Layers, Tokens, Units, gauss_newton
 from corp_cli.linalg.moments import Moments
-from corp_cli.linalg.products import rounds_products
 from corp_cli.linalg.ridge import refit
+from corp_cli.linalg.rounding import rounds_products
 from corp_cli.measure.precision import searches_in_bfloat16
 from corp_cli.method.calibrate import require_finite
 from corp_cli.method.observe import joint_moments, observe_cut

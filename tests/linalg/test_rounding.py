@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from corp_cli.linalg import products
+from corp_cli.linalg import rounding
 from corp_cli.linalg.gauss_newton import FINE, Layers, Tokens, error, gauss_newton, solve_second
 from corp_cli.linalg.lowrank import one_thread
 from corp_cli.linalg.moments import Moments, RunningMoments
-from corp_cli.measure.precision import products as in_precision
+from corp_cli.measure.precision import products
 from tests.linalg.test_linalg import normal
 
 CPU = torch.device("cpu")
@@ -53,8 +53,8 @@ def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (a.dtype, b.dtype, out_dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
         return whole(a.float(), b.float())
 
-    monkeypatch.setattr(products, "rounds_products", lambda device: True)
-    monkeypatch.setattr(products, "keeps_sums", lambda device: True)
+    monkeypatch.setattr(rounding, "rounds_products", lambda device: True)
+    monkeypatch.setattr(rounding, "keeps_sums", lambda device: True)
     monkeypatch.setattr(torch, "mm", by_cuda)
 
 
@@ -92,17 +92,17 @@ def test_small_errors_are_found_token_by_token() -> None:
 
 def test_a_cpu_rounds_nothing() -> None:
     x, weights = some_rows()
-    assert not products.rounds_products(CPU)
-    assert products.centred(x, x.mean(0)).dtype == torch.float32
-    torch.testing.assert_close(products.centred(x, x.mean(0), weights), (x - x.mean(0)) * weights[:, None])
+    assert not rounding.rounds_products(CPU)
+    assert rounding.centred(x, x.mean(0)).dtype == torch.float32
+    torch.testing.assert_close(rounding.centred(x, x.mean(0), weights), (x - x.mean(0)) * weights[:, None])
 
 
-@pytest.mark.skipif(products.keeps_sums(CPU), reason="this PyTorch multiplies bfloat16 into float32 on a CPU")
+@pytest.mark.skipif(rounding.keeps_sums(CPU), reason="this PyTorch multiplies bfloat16 into float32 on a CPU")
 def test_bfloat16_is_multiplied_where_sums_are_rounded_too() -> None:
     x = normal(7, 300, 8).bfloat16()
     running = RunningMoments(8, CPU)
     running.add(x)
-    assert products.product(x.T, x).dtype == torch.bfloat16
+    assert rounding.product(x.T, x).dtype == torch.bfloat16
     assert running.result().covariance.isfinite().all()
 
 
@@ -110,25 +110,25 @@ def test_a_device_without_memory_is_asked_again(monkeypatch: pytest.MonkeyPatch)
     def full(*args: Any, **how: Any) -> Tensor:
         raise torch.OutOfMemoryError("full")
 
-    products.keeps_sums.cache_clear()
+    rounding.keeps_sums.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "mm", full)
         with pytest.raises(torch.OutOfMemoryError):
-            products.keeps_sums(CPU)
-    assert products.keeps_sums(CPU) in (True, False)
+            rounding.keeps_sums(CPU)
+    assert rounding.keeps_sums(CPU) in (True, False)
 
 
 @pytest.mark.skipif(
     not (os.environ.get("CORP_TEST_CUDA") and torch.cuda.is_available()),
-    reason="needs a GPU: CORP_TEST_CUDA=1 pytest tests/linalg/test_products.py -k cuda",
+    reason="needs a GPU: CORP_TEST_CUDA=1 pytest tests/linalg/test_rounding.py -k cuda",
 )
 def test_on_cuda_values_are_rounded_where_products_are() -> None:
     x, weights = (part.cuda() for part in some_rows())
     exact = moments_of(x.double(), weights.double())
-    with in_precision("tf32", x.device):
-        assert products.centred(x, x.mean(0)).dtype == torch.bfloat16
+    with products("tf32", x.device):
+        assert rounding.centred(x, x.mean(0)).dtype == torch.bfloat16
         require_rounded(moments_of(x, weights), exact)
-    with in_precision("float32", x.device):
+    with products("float32", x.device):
         torch.testing.assert_close(moments_of(x, weights).covariance, exact.covariance, rtol=1e-5, atol=1e-3)
 
 
