@@ -33,6 +33,7 @@ from corp_cli.method.sequential import compensate_sequentially
 from corp_cli.method.statistics import Statistics
 from corp_cli.method.stream import Rollout, rollout_of
 from corp_cli.models.blocks import Sizes
+from corp_cli.models.layer_scale import fold_layer_scale
 from corp_cli.models.plain_block import put_plain_blocks
 from corp_cli.models.streams import cannot_walk
 from corp_cli.models.token_block import spare_tokens
@@ -121,6 +122,7 @@ def prune(
                     pruned, errors = fit_at_once(work, cfg, kept, pruned, errors, rollout)
             uncompensated = only(dense, blocks, kept)
             for model in (uncompensated, pruned):
+                fold_layer_scale(model)
                 spare_tokens(model, plan.merge, plan.updated_tokens)
                 put_plain_blocks(model)
     with watch("evaluate"):

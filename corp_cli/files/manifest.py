@@ -17,7 +17,7 @@ from corp_cli.files.shards import parsed, read_metadata
 from corp_cli.models.spec import DATA_TYPES, FORMAT_VERSION, LOADING_ARGS, Manifest
 
 FORMAT = "corp-pruned"
-READABLE = (1, 2, 3, 4, 5)
+READABLE = (1, 2, 3, 4, 5, 6)
 NAME = re.compile(r"\w+(\.[\w-]+)?")  # as in vit_small_patch16_224.dino; nothing that leads to a folder or to the hub
 LARGEST = {"embed_dim": 2**15, "img_size": 2**13, "input_size": 2**13}
 NUMBER, MOST_NUMBERS = 2**24, 1024  # what other numbers may be, and how many

@@ -9,6 +9,7 @@ from torch import nn
 from corp_cli.models.adapter import blocks_of, resize_attention, resize_mlp
 from corp_cli.models.attention.plain import PrunedAttention
 from corp_cli.models.blocks import Block
+from corp_cli.models.layer_scale import drop_layer_scale, has_layer_scale
 from corp_cli.models.plain_block import put_plain_blocks
 from corp_cli.models.spec import AttentionSizes, MlpSizes, PrunedSizes
 from corp_cli.models.token_block import TokenBlock, put_token_block
@@ -17,7 +18,7 @@ from corp_cli.models.token_block import TokenBlock, put_token_block
 def sizes_from_json(entry: dict[str, Any]) -> PrunedSizes:
     """The sizes of one block from what `asdict` made of them; what an older corp did not know keeps its default."""
     attn, mlp = entry["attn"], entry["mlp"]
-    spared = entry.get("tokens"), entry.get("merge")
+    spared = entry.get("tokens"), entry.get("merge"), entry.get("folded", False)
     return PrunedSizes(attn and AttentionSizes(**attn), mlp and MlpSizes(**mlp), *spared)
 
 
@@ -33,9 +34,10 @@ def pruned_sizes(pruned: nn.Module, dense: nn.Module) -> dict[str, PrunedSizes]:
         if new.sizes.mlp > 0 and _mlp_sizes(pruned, new) != _mlp_sizes(dense, old):
             mlp = _mlp_sizes(pruned, new)
         whole = pruned.get_submodule(new.name)
-        spared = (whole.updated_tokens, whole.merge) if isinstance(whole, TokenBlock) else (None, None)
-        if attn or mlp:
-            found[new.name] = PrunedSizes(attn, mlp, *spared)
+        tokens, merge = (whole.updated_tokens, whole.merge) if isinstance(whole, TokenBlock) else (None, None)
+        folded = has_layer_scale(dense.get_submodule(old.name)) and not has_layer_scale(whole)
+        if attn or mlp or folded:
+            found[new.name] = PrunedSizes(attn, mlp, tokens, merge, folded)
     return found
 
 
@@ -55,4 +57,6 @@ def resize(dense: nn.Module, sizes: dict[str, PrunedSizes]) -> None:
             resize_attention(dense, block, new.attn)
         if new.tokens is not None or new.merge is not None:
             put_token_block(dense, block, new.merge or 0, new.tokens, block == blocks[-1])
+        if new.folded:
+            drop_layer_scale(dense.get_submodule(block.name))
     put_plain_blocks(dense)

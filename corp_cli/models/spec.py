@@ -19,8 +19,9 @@ DATA_TYPES = {
     "crop_mode": str,
 }
 DATA_KEYS = tuple(DATA_TYPES)
-# 1 knew no blocks that update only some tokens, 2 none that merge any, 3 no counts, 4 no training after pruning
-FORMAT_VERSION = 5
+# 1 knew no blocks that update only some tokens, 2 none that merge any, 3 no counts, 4 no training after pruning, 5 no
+# LayerScale in linear layers
+FORMAT_VERSION = 6
 # Arguments of timm.create_model, and of what it calls, that say where weights come from, how they are put in or what is
 # made of the model. None belongs to an architecture, and in a file some would make timm open another file.
 LOADING_ARGS = frozenset(
@@ -68,6 +69,7 @@ class PrunedSizes:
     mlp: MlpSizes | None = None
     tokens: int | None = None  # only so many leading tokens are updated; None: all
     merge: int | None = None  # tokens merged; None: before the first block that merges any
+    folded: bool = False  # LayerScale is part of its linear layers
 
     def units(self) -> dict[str, int]:
         """group → units, of those groups that are not as in the dense model."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from corp_cli.measure.timing import pass_seconds
 from corp_cli.models.adapter import blocks_of, resize_attention, resize_mlp
+from corp_cli.models.layer_scale import fold_layer_scale
 from corp_cli.models.loading import build
 from corp_cli.models.plain_block import put_plain_blocks
 from corp_cli.models.spec import AttentionSizes
@@ -38,6 +39,7 @@ def cut(model: nn.Module, joint: float, vo: float) -> nn.Module:
         kept = [round(n * (1 - s)) for n, s in ((size.mlp, joint), (size.qk, joint), (size.vo, vo))]
         resize_mlp(pruned, block, kept[0], biased)
         resize_attention(pruned, block, AttentionSizes(size.heads, kept[1], kept[2], block.scale, biased, biased))
+    fold_layer_scale(pruned)
     put_plain_blocks(pruned)
     return pruned.eval()
 

@@ -158,23 +158,23 @@ def older(version: int) -> Any:
 
     def edit(manifest: dict[str, Any], tensors: object) -> None:
         manifest["format_version"] = version
-        for key in ("pruned_sha256", "trained", *(["counts"] if version < 4 else [])):
+        for key in [*(["pruned_sha256", "trained"] if version < 5 else []), *(["counts"] if version < 4 else [])]:
             del manifest[key]
         for sizes in manifest["blocks"].values():
-            for key in ("merge", "tokens")[: max(0, 3 - version)]:
+            for key in ("folded", *("merge", "tokens")[: max(0, 3 - version)]):
                 del sizes[key]
 
     return edit
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
 def test_files_of_older_versions_are_read(
     checkpoint: Path, tmp_path: Path, version: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = rewrite(checkpoint, tmp_path / "old.safetensors", older(version))
     manifest, new = read_manifest(path), read_manifest(checkpoint)
-    assert (manifest.format_version, manifest.counts) == (version, new.counts if version == 4 else None)
-    assert (manifest.pruned_sha256, manifest.trained) == (None, False)
+    assert (manifest.format_version, manifest.counts) == (version, new.counts if version >= 4 else None)
+    assert (manifest.pruned_sha256, manifest.trained) == (new.pruned_sha256 if version == 5 else None, False)
     assert (manifest.model, manifest.blocks) == (new.model, new.blocks)
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     require_same(logits(load_pruned(path), x), logits(load_pruned(checkpoint), x))
