@@ -10,6 +10,7 @@ from torch import Tensor
 
 from corp_cli.linalg.rounding import centred, product
 
+ROWS = 1024  # that a CPU takes together: for what is made of more, the system clears memory every time
 PANELS = 4  # of the upper triangle: (4 + 1) / (2 * 4) = 62% of the full product; thinner panels multiply slower
 
 
@@ -93,14 +94,15 @@ class RunningMoments:
 
     def add(self, x: Tensor, weights: Tensor | None = None) -> None:
         """Take in the rows of x [n, d], each counted `weights` [n] times (once where not given)."""
+        added: Tensor | float = float(x.shape[0])
         if weights is None:
-            mean = x.mean(0)
-            added: Tensor | float = float(x.shape[0])
-            add_upper_gram(self.scatter, centred(x, mean))
+            mean, root = x.mean(0), None
         else:
             total = weights.sum()
-            mean, added = weights @ x / total, total.to(self.weight)
-            add_upper_gram(self.scatter, centred(x, mean, weights.sqrt()))
+            mean, added, root = weights @ x / total, total.to(self.weight), weights.sqrt()
+        step = ROWS if x.device.type == "cpu" else len(x)
+        for rows in (slice(start, start + step) for start in range(0, len(x), step)):
+            add_upper_gram(self.scatter, centred(x[rows], mean, None if root is None else root[rows]))
         delta = mean.to(self.mean) - self.mean
         both = self.weight + added
         apart = delta * (self.weight * added / both).sqrt()
