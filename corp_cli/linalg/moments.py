@@ -10,7 +10,7 @@ from torch import Tensor
 
 from corp_cli.linalg.rounding import centred, product
 
-ROWS = 1024  # that a CPU takes together: for what is made of more, the system clears memory every time
+ROWS = 2048  # that a CPU takes together at most: what is made of them stays near the processor
 PANELS = 4  # of the upper triangle: (4 + 1) / (2 * 4) = 62% of the full product; thinner panels multiply slower
 
 
@@ -100,9 +100,10 @@ class RunningMoments:
         else:
             total = weights.sum()
             mean, added, root = weights @ x / total, total.to(self.weight), weights.sqrt()
-        step = ROWS if x.device.type == "cpu" else len(x)
-        for rows in (slice(start, start + step) for start in range(0, len(x), step)):
-            add_upper_gram(self.scatter, centred(x[rows], mean, None if root is None else root[rows]))
+        pieces = max(1, -(-len(x) // ROWS)) if x.device.type == "cpu" else 1
+        roots = [None] * pieces if root is None else root.tensor_split(pieces)
+        for rows, weighting in zip(x.tensor_split(pieces), roots, strict=True):
+            add_upper_gram(self.scatter, centred(rows, mean, weighting))
         delta = mean.to(self.mean) - self.mean
         both = self.weight + added
         apart = delta * (self.weight * added / both).sqrt()
