@@ -47,7 +47,6 @@ from corp_cli.report.summary import brief, summary_html
 from corp_cli.report.track import require_trackers, track
 from corp_cli.runtime import ranks
 from corp_cli.runtime.console import Stopwatch, collect_warnings
-from corp_cli.runtime.heap import freed_memory_kept
 from corp_cli.runtime.memory import halving_batches
 from corp_cli.sizes.curves import Curve, damage_curves, refitted, undone
 from corp_cli.sizes.plan import MeasureCurves, SizePlan, choose_sizes
@@ -102,7 +101,7 @@ def prune(
         cache = ranks.once(opened, cache or Cache(), cfg.calibration.cache, work.dense, sets, work.groups, *how)
         watch.expected |= expect(work, cfg) if expect else {}
     exact = cfg.calibration.precision == "float32"
-    with freed_memory_kept(), products(work.calibration.precision, work.dense.device, exact):
+    with products(work.calibration.precision, work.dense.device, exact):
         with watch("calibrate"):
             rollout = rollout_of(dense, cfg.compensation) if work.refits else None
             statistics = statistics_of(work, cfg, cache, rollout) if work.measured else ()

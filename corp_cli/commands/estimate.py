@@ -20,7 +20,6 @@ from corp_cli.method.optin import COPIES, asked_of, units_of
 from corp_cli.models.blocks import Sizes
 from corp_cli.prepare.work import Work
 from corp_cli.runtime.environment import cores
-from corp_cli.runtime.heap import freed_memory_kept
 from corp_cli.runtime.memory import plain_memory_errors, room_of
 from corp_cli.runtime.scratch import on_device
 from corp_cli.sizes.budget import Budget, matching_fraction, uniform
@@ -52,7 +51,7 @@ def stage_seconds(work: Work, cfg: PruneConfig, sizes: tuple[Sizes, ...], rates:
     images, device, solves = work.images.calibration, work.dense.device, measure_solves(work, cfg, rates.width)
     left, f, load, workers = share(work, sizes), rates.forward, work.load, readers(cfg.calibration.num_workers)
     exact = cfg.calibration.precision == "float32"
-    with freed_memory_kept(), products(work.calibration.precision, device, exact), torch.no_grad():
+    with products(work.calibration.precision, device, exact), torch.no_grad():
         fit, values = fit_seconds(work, cfg, sizes, rates), value_seconds(work, cfg, sizes, rates)
     compensate = fit + values
     if not work.along:

@@ -34,7 +34,6 @@ from corp_cli.models.streams import tokens
 from corp_cli.prepare.batches import first_batch
 from corp_cli.prepare.work import Work
 from corp_cli.runtime.environment import peak_memory_mib
-from corp_cli.runtime.heap import freed_memory_kept
 
 PROBES = 16  # images that are read to time reading
 PASS_SECONDS = 0.5  # a timed pass takes about this at most
@@ -74,7 +73,7 @@ def measure_rates(work: Work, cfg: CalibrationConfig, weighs: bool = False) -> R
         return median(pass_seconds({"dense": dense.model}, images, PASSES, MAX_SECONDS)["dense"]) / size
 
     sums = Calibration(dense.model, dense.blocks, work.groups, weighs)
-    with freed_memory_kept(), products(cfg.precision, dense.device):
+    with products(cfg.precision, dense.device):
         forward = passes()
         calibrate = min(seconds(lambda: sums.add(images), dense.device) for _ in range(2)) / size
     judged = forward if cfg.precision == "float32" else passes()

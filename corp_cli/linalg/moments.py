@@ -10,7 +10,7 @@ from torch import Tensor
 
 from corp_cli.linalg.rounding import centred, product
 
-ROWS = 2048  # that a CPU takes together at most: what is made of them stays near the processor
+ROWS = 2048  # that a CPU takes together at most: for what is made of more, the system clears memory every time
 PANELS = 4  # of the upper triangle: (4 + 1) / (2 * 4) = 62% of the full product; thinner panels multiply slower
 
 

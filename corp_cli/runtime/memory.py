@@ -14,7 +14,6 @@ import torch
 from corp_cli.errors import CorpError
 from corp_cli.runtime import console, ranks
 from corp_cli.runtime.environment import linux
-from corp_cli.runtime.heap import give_back
 
 T = TypeVar("T")
 Config = TypeVar("Config")
@@ -95,7 +94,6 @@ def room_of(device: torch.device) -> int:
 def release() -> None:
     """Give back what only a dead exception or an allocator's cache still holds."""
     gc.collect()
-    give_back()
     torch.cuda.empty_cache()  # does nothing where CUDA was not used
 
 

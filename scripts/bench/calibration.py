@@ -24,7 +24,6 @@ from corp_cli.measure.timing import synchronize
 from corp_cli.method.calibrate import Calibration
 from corp_cli.method.stream import rollout_of
 from corp_cli.models.adapter import blocks_of
-from corp_cli.runtime.heap import freed_memory_kept
 
 
 @torch.inference_mode()
@@ -42,7 +41,7 @@ def main() -> None:
     passes: dict[str, Callable[[Tensor], object]] = {"forward": model, "statistics": plain.add, "weighted": with_maps}
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     precision = settled_precision(device, "auto")
-    with freed_memory_kept(), products(precision, device):
+    with products(precision, device):
         for i, batch in enumerate(setup.scaled(pixels.to(device)) for pixels in list(setup.decoded())):
             for name, step in passes.items():
                 synchronize(device)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from corp_cli.linalg.logits import logit_error, missing_logits, split_factors, sylvester, take
-from corp_cli.linalg.moments import Moments, RunningMoments, add_upper_gram, symmetric
+from corp_cli.linalg.moments import ROWS, Moments, RunningMoments, add_upper_gram, symmetric
 from corp_cli.linalg.ridge import affine_error, affine_prediction, fold, mean_prediction, no_prediction, solve_spd
 from tests.support import reference
 
@@ -59,6 +59,17 @@ def test_moments_do_not_depend_on_batches(seed: int, n: int, d: int, pieces: int
     torch.testing.assert_close(found.mean, x.mean(0), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found.covariance, torch.cov(x.T, correction=0).reshape(d, d), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found.second_moment(), x.square().mean(0), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("n", [ROWS, ROWS + 1, 3 * ROWS + 160])
+def test_moments_of_batches_that_are_taken_in_pieces(n: int, weighted: bool) -> None:
+    x, weights = correlated(n, n, 3), normal(n + 3, n).exp() if weighted else torch.ones(n, dtype=torch.float64)
+    running = RunningMoments(3, torch.device("cpu"))
+    running.add(x, weights if weighted else None)
+    found = running.result()
+    torch.testing.assert_close(found.mean, weights @ x / weights.sum(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.covariance, torch.cov(x.T, correction=0, aweights=weights), rtol=1e-9, atol=1e-9)
 
 
 def test_moments_of_float32_keep_their_digits_under_a_large_mean() -> None:
