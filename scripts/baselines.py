@@ -25,7 +25,7 @@ from corp_cli import prune
 from corp_cli.config.prune import SparsityConfig
 from corp_cli.models.loaded import LoadedModel, dense_model
 from corp_cli.report.schema import Report
-from corp_cli.sizes.costs import cost_of
+from corp_cli.sizes.costs import cost_of, dense_cost
 from corp_cli.sizes.uniform import check_supported, uniform_sizes
 
 REMOVED = (0.2, 0.3, 0.38, 0.5)
@@ -130,7 +130,7 @@ def figures(report: Report) -> tuple[str, ...]:
 def matching_joint(dense: LoadedModel, kind: str, fraction: float) -> float:
     """The least sparsity.joint, in thousandths, that removes `fraction` of the MACs or parameters; 1, which is refused,
     where none does."""
-    whole = cost_of(dense.spec, dense.blocks, tuple(block.sizes for block in dense.blocks), kind)
+    whole = dense_cost(dense.spec, kind)
 
     def left(thousandths: int) -> float:
         sparsity = SparsityConfig(joint=thousandths / 1000, round_to=1, skip_unsupported=True)

@@ -15,7 +15,7 @@ from corp_cli.prepare.work import Work, prepare
 from corp_cli.runtime import console
 from corp_cli.runtime.memory import plain_memory_errors
 from corp_cli.sizes.budget import Budget, matching_fraction
-from corp_cli.sizes.costs import cost_of
+from corp_cli.sizes.costs import cost_of, dense_cost
 
 UNITS = {"params": "parameters", "macs": "MACs"}
 
@@ -39,11 +39,10 @@ def foresee(cfg: PruneConfig) -> Outlook:
         require_packages(cfg.export)
         work = prepare(cfg)
     dense, target, sizes = work.dense, work.target, likely_sizes(work)
-    whole = tuple(block.sizes for block in dense.blocks)
     counts = {}
     for kind, label in UNITS.items():
-        before = cost_of(dense.spec, dense.blocks, whole, kind)
-        counts[label] = before, cost_of(dense.spec, dense.blocks, sizes, kind, target.updated_tokens)
+        after = cost_of(dense.spec, dense.blocks, sizes, kind, target.updated_tokens)
+        counts[label] = dense_cost(dense.spec, kind), after
     rates = measure_rates(work, work.calibration, cfg.compensation.weighs_logits)
     seconds = watch.seconds | stage_seconds(work, cfg, sizes, rates)
     return Outlook(work, sizes, counts, rates, seconds, peak_mib(work, cfg, rates))

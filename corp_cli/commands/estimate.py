@@ -23,7 +23,7 @@ from corp_cli.runtime.environment import cores
 from corp_cli.runtime.memory import plain_memory_errors, room_of
 from corp_cli.runtime.scratch import on_device
 from corp_cli.sizes.budget import Budget, matching_fraction, uniform
-from corp_cli.sizes.costs import cost_of
+from corp_cli.sizes.costs import cost_of, dense_cost
 from corp_cli.sizes.curves import ANCHORS, MERGED
 from corp_cli.sizes.plan import contexts
 
@@ -111,8 +111,8 @@ def curve_seconds(work: Work, cfg: SparsityConfig, target: Budget, rates: Rates,
 
 def share(work: Work, sizes: tuple[Sizes, ...], kind: str = "macs") -> float:
     """What `sizes` leave of the MACs, or parameters, of the dense model."""
-    spec, blocks = work.dense.spec, work.dense.blocks
-    return cost_of(spec, blocks, sizes, kind) / cost_of(spec, blocks, tuple(block.sizes for block in blocks), kind)
+    spec = work.dense.spec
+    return cost_of(spec, work.dense.blocks, sizes, kind) / dense_cost(spec, kind)
 
 
 def feed(compute: float, images: ImageSet, rates: Rates, workers: int, device: torch.device) -> float:

@@ -7,6 +7,7 @@ from timm.layers import LayerScale
 from torch import Tensor, nn
 
 from corp_cli.models.adapter import blocks_of
+from corp_cli.models.blocks import Block
 from corp_cli.models.sublayers import SUBLAYERS
 
 MODULES, VECTORS = ("ls1", "ls2"), ("gamma_1", "gamma_2")  # of timm's Block, and of EvaBlock and BEiT's
@@ -16,6 +17,11 @@ def has_layer_scale(block: nn.Module) -> bool:
     """Whether γ (arXiv 2103.17239) multiplies what a branch of `block` adds to the stream."""
     modules = any(isinstance(getattr(block, name, None), LayerScale) for name in MODULES)
     return modules or any(getattr(block, name, None) is not None for name in VECTORS)
+
+
+def folds(block: Block, module: nn.Module) -> bool:
+    """Whether corp can read both branches of `block`, of which `module` is the dense one."""
+    return type(module) in SUBLAYERS and block.sizes.heads > 0 and block.sizes.mlp > 0
 
 
 def drop_layer_scale(block: nn.Module) -> None:
@@ -37,7 +43,7 @@ def fold_layer_scale(model: nn.Module) -> None:
     """
     for block in blocks_of(model):
         module = model.get_submodule(block.name)
-        if not (has_layer_scale(module) and type(module) in SUBLAYERS and block.sizes.heads and block.sizes.mlp):
+        if not (has_layer_scale(module) and folds(block, module)):
             continue
         for branch in SUBLAYERS[type(module)](module, {}):
             if isinstance(branch.gain, Tensor):

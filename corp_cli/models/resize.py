@@ -9,7 +9,7 @@ from torch import nn
 from corp_cli.models.adapter import blocks_of, resize_attention, resize_mlp
 from corp_cli.models.attention.plain import PrunedAttention
 from corp_cli.models.blocks import Block
-from corp_cli.models.layer_scale import drop_layer_scale, has_layer_scale
+from corp_cli.models.layer_scale import drop_layer_scale, folds, has_layer_scale
 from corp_cli.models.plain_block import put_plain_blocks
 from corp_cli.models.spec import AttentionSizes, MlpSizes, PrunedSizes
 from corp_cli.models.token_block import TokenBlock, put_token_block
@@ -50,13 +50,13 @@ def resize(dense: nn.Module, sizes: dict[str, PrunedSizes]) -> None:
     """Give the blocks of a dense skeleton the sizes of a pruned model; new tensors are left uninitialised."""
     blocks = blocks_of(dense)
     for block in blocks:
-        new = sizes.get(block.name, PrunedSizes())
+        new, module = sizes.get(block.name, PrunedSizes()), dense.get_submodule(block.name)
+        if new.folded and folds(block, module):
+            drop_layer_scale(module)
         if new.mlp is not None:
             resize_mlp(dense, block, new.mlp.hidden, new.mlp.fc2_bias)
         if new.attn is not None:
             resize_attention(dense, block, new.attn)
         if new.tokens is not None or new.merge is not None:
             put_token_block(dense, block, new.merge or 0, new.tokens, block == blocks[-1])
-        if new.folded:
-            drop_layer_scale(dense.get_submodule(block.name))
     put_plain_blocks(dense)

@@ -69,7 +69,7 @@ class PrunedSizes:
     mlp: MlpSizes | None = None
     tokens: int | None = None  # only so many leading tokens are updated; None: all
     merge: int | None = None  # tokens merged; None: before the first block that merges any
-    folded: bool = False  # LayerScale is part of its linear layers
+    folded: bool = False  # LayerScale is part of its linear layers, where it can be
 
     def units(self) -> dict[str, int]:
         """group → units, of those groups that are not as in the dense model."""

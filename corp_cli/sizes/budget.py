@@ -18,7 +18,7 @@ from corp_cli.config.prune import SEARCHES, SparsityConfig
 from corp_cli.errors import CorpError
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.spec import ModelSpec
-from corp_cli.sizes.costs import Cost, TokenCosts, cost_of, linear_costs, mac_costs
+from corp_cli.sizes.costs import Cost, TokenCosts, cost_of, dense_cost, linear_costs, mac_costs
 from corp_cli.sizes.uniform import kept_size, step_of
 
 LEAST = 0.1  # a budget leaves at least this fraction of every group
@@ -196,7 +196,7 @@ def make_budget(
     """
     kind, fraction = ("params", cfg.params) if cfg.macs is None else ("macs", cfg.macs)
     assert fraction is not None
-    dense = cost_of(spec, blocks, tuple(block.sizes for block in blocks), kind)
+    dense = dense_cost(spec, kind)
     costs = linear_costs(spec, blocks, base, kind, updated_tokens, SEARCHES[cfg.search])
     fixed = cost_of(spec, blocks, base, kind, updated_tokens) - sum(float(cost.values[-1]) for cost in costs)
     by_token = mac_costs(spec, blocks, base, updated_tokens) if merges else None

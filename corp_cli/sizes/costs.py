@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from corp_cli.config.prune import SEARCHES
 from corp_cli.measure.macs import count_module
+from corp_cli.measure.results import Count
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.counts import count, sized_skeleton
 from corp_cli.models.spec import AttentionSizes, MlpSizes, ModelSpec, PrunedSizes
@@ -81,8 +82,17 @@ def cost_of(
     updated_tokens: int | None = None,
     merge: tuple[int, ...] = (),
 ) -> int:
-    """MACs of one image, or parameters, of the model at these sizes; see Budget for `updated_tokens` and `merge`."""
-    found = count(spec, pruned_blocks(blocks, sizes, updated_tokens, merge))
+    """MACs of one image, or parameters, of a model pruned to these sizes; `updated_tokens`, `merge`: see Budget."""
+    return of_kind(count(spec, pruned_blocks(blocks, sizes, updated_tokens, merge)), kind)
+
+
+def dense_cost(spec: ModelSpec, kind: str) -> int:
+    """MACs of one image, or parameters, of the model as it is."""
+    return of_kind(count(spec, {}), kind)
+
+
+def of_kind(found: Count, kind: str) -> int:
+    """Its MACs, or its parameters."""
     return found.macs if kind == "macs" else found.parameters
 
 
@@ -95,7 +105,7 @@ def pruned_blocks(
         attn = AttentionSizes(size.heads, size.qk, size.vo, block.scale, True, True) if block.sizes.heads > 0 else None
         mlp = MlpSizes(size.mlp, True) if block.sizes.mlp > 0 else None
         updated = updated_tokens if i == len(blocks) - 1 else None
-        pruned[block.name] = PrunedSizes(attn, mlp, updated, merge[i] if any(merge[: i + 1]) else None)
+        pruned[block.name] = PrunedSizes(attn, mlp, updated, merge[i] if any(merge[: i + 1]) else None, True)
     return pruned
 
 

@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 from itertools import product
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 from corp_cli.config.prune import SparsityConfig
 from corp_cli.linalg.merging import merge_tokens
 from corp_cli.measure.timing import pass_seconds
-from corp_cli.models.adapter import resize_attention, resize_mlp
+from corp_cli.models.adapter import put_module, resize_attention, resize_mlp
 from corp_cli.models.blocks import Block, Sizes
+from corp_cli.models.layer_scale import fold_layer_scale
 from corp_cli.models.loaded import LoadedModel
+from corp_cli.models.plain_block import put_plain_blocks
 from corp_cli.models.spec import AttentionSizes
 from corp_cli.models.streams import tokens
 from corp_cli.models.token_block import prefix_tokens
@@ -34,8 +37,9 @@ def latency_budget(
 ) -> Budget:
     """The budget of `sparsity.latency`: a fraction of the dense model's forward pass to remove, in seconds.
 
-    merges: whether tokens may be merged for it. The time of a model is taken as the sum over its sublayers plus what no
-    size changes. Raises CorpError where the smallest sizes take too long.
+    merges: whether tokens may be merged for it. The time of a model is taken as what no size changes, plus the sum over
+    its sublayers, scaled to what they take within the dense one: between two timings a machine's speed drifts. Raises
+    CorpError where the smallest sizes take too long.
     """
     dtype = getattr(torch, cfg.latency_dtype)
     generator = torch.Generator().manual_seed(0)
@@ -43,9 +47,10 @@ def latency_budget(
     images = images.to(dense.device, dtype)
     model = copy.deepcopy(dense.model).to(dtype)
     stream = torch.randn_like(tokens(model, images))
-    of_dense = ranks.once(lambda: median(pass_seconds({"dense": model}, images, PASSES, MAX_SECONDS)["dense"]))
-    costs, whole, known = [], 0.0, {}
     free = free_groups(dense.blocks, base)
+    timed = [block.mlp if group == "mlp" else block.attn for block, group in ((dense.blocks[i], g) for i, g in free)]
+    of_dense, of_plain, fixed = ranks.once(whole_seconds, model, images, timed)
+    costs, whole, known = [], 0.0, {}
     for i, block in enumerate(console.track(dense.blocks, "latency", len(dense.blocks))):
         updated = updated_tokens if i == len(dense.blocks) - 1 else None
         for groups in (("mlp",), ("qk", "vo")):
@@ -59,16 +64,45 @@ def latency_budget(
             costs.append(Cost(i, allowed, axes, values))
             whole += whole_sublayer
     assert cfg.latency is not None
-    fixed = max(of_dense - whole, 0.0)
-    by_token = token_seconds(model, dense.blocks, base, updated_tokens, stream) if merges else None
-    found = Budget("latency", cfg.latency, of_dense, fixed, base, tuple(costs), cfg.round_to, updated_tokens, by_token)
+    scale = max(of_plain - fixed, 0.0) / max(whole, 1e-300)
+    scaled = tuple(replace(cost, values=scale * cost.values) for cost in costs)
+    by_token = token_seconds(model, dense.blocks, base, updated_tokens, stream, scale) if merges else None
+    found = Budget("latency", cfg.latency, of_dense, fixed, base, scaled, cfg.round_to, updated_tokens, by_token)
     return replace(found, device=dense.device.type).require_met()
 
 
+def whole_seconds(model: nn.Module, images: Tensor, sublayers: list[str]) -> tuple[float, float, float]:
+    """Seconds of a pass of `model`, of it built as pruned models are, and of that without `sublayers` (their paths).
+
+    Pruned models have plain blocks, and no LayerScale.
+    """
+    plain = copy.deepcopy(model, {id(tensor): tensor for tensor in model.parameters()})  # which it shares
+    fold_layer_scale(plain)
+    put_plain_blocks(plain)
+    rest = copy.deepcopy(plain, {id(tensor): tensor for tensor in plain.parameters()})
+    for path in sublayers:
+        put_module(rest, path, Passing())
+    seconds = pass_seconds({"dense": model, "plain": plain, "rest": rest}, images, PASSES, 3 * MAX_SECONDS)
+    return median(seconds["dense"]), median(seconds["plain"]), median(seconds["rest"])
+
+
+class Passing(nn.Module):
+    """A sublayer that takes no time."""
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        """`x` itself."""
+        return x
+
+
 def token_seconds(
-    model: nn.Module, blocks: tuple[Block, ...], base: tuple[Sizes, ...], updated_tokens: int | None, stream: Tensor
+    model: nn.Module,
+    blocks: tuple[Block, ...],
+    base: tuple[Sizes, ...],
+    updated_tokens: int | None,
+    stream: Tensor,
+    scale: float,
 ) -> TokenCosts:
-    """Seconds of the attention, the MLP and the merging by the tokens of `stream` [B, N, D] that they see."""
+    """Seconds, times `scale`, of attention, MLP and merging by the tokens of `stream` [B, N, D] that they see."""
     whole, prefix = stream.shape[1], prefix_tokens(model)
     seen = sorted({max(prefix + 2, round(whole * share)) for share in SHARES})
 
@@ -77,7 +111,7 @@ def token_seconds(
 
     def seconds(module: nn.Module, counts: list[int]) -> Floats:
         found = [median(pass_seconds({"": module}, stream[:, :n], PASSES, MAX_SECONDS)[""]) for n in counts]
-        return np.interp(np.arange(whole + 1), counts, found)
+        return scale * np.interp(np.arange(whole + 1), counts, found)
 
     attn: list[Floats] = []
     mlp: list[Floats] = []
