@@ -167,10 +167,14 @@ class Budget:
         return self.dense / (self.fixed + self.cost(sizes)) if self.kind == "latency" else None
 
     def require_met(self) -> Budget:
-        """Itself. Raises CorpError, with what can be removed at most, when the smallest sizes cost too much."""
+        """Itself. Raises CorpError, with what can be removed at most, when the smallest sizes cost too much.
+
+        So it does where no group may be cut, whatever plain blocks or merged tokens would save.
+        """
         ways = [self] if self.token_costs is None else [self, self.merging(self.token_costs.most())]
-        least = min(way.fixed + way.least for way in ways)  # on some devices merging costs more time than it saves
-        if all(way.least > way.limit for way in ways):
+        # On some devices merging costs more time than it saves.
+        least = min(way.fixed + way.least for way in ways) if self.costs else self.dense
+        if not self.costs or all(way.least > way.limit for way in ways):
             also = ", or remove heads too (sparsity.heads)" if self.search == "damage" else ""
             raise CorpError(
                 f"sparsity.{self.kind}={self.fraction:g} cannot be met: at most "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
 from typing import Any
@@ -32,14 +32,23 @@ SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the tokens, at which sublayers are 
 PASSES, MAX_SECONDS = 20, 5.0  # of every module that is timed, in turns
 
 
+@dataclass(frozen=True)
+class Whole:
+    """Seconds of a forward pass of the dense model; of it built as pruned ones are; of that without free sublayers."""
+
+    dense: float
+    plain: float
+    rest: float
+
+
 def latency_budget(
     dense: LoadedModel, cfg: SparsityConfig, base: tuple[Sizes, ...], updated_tokens: int | None, merges: bool
 ) -> Budget:
     """The budget of `sparsity.latency`: a fraction of the dense model's forward pass to remove, in seconds.
 
-    merges: whether tokens may be merged for it. The time of a model is taken as what no size changes, plus the sum over
-    its sublayers, scaled to what they take within the dense one: between two timings a machine's speed drifts. Raises
-    CorpError where the smallest sizes take too long.
+    merges: whether tokens may be merged for it. What no size changes is timed as a pass without the sublayers that may
+    be cut. These are timed alone, and scaled so that all together take what they take of a whole pass: a machine's
+    speed drifts between two timings. Raises CorpError where the smallest sizes take too long.
     """
     dtype = getattr(torch, cfg.latency_dtype)
     generator = torch.Generator().manual_seed(0)
@@ -47,35 +56,44 @@ def latency_budget(
     images = images.to(dense.device, dtype)
     model = copy.deepcopy(dense.model).to(dtype)
     stream = torch.randn_like(tokens(model, images))
-    free = free_groups(dense.blocks, base)
-    timed = [block.mlp if group == "mlp" else block.attn for block, group in ((dense.blocks[i], g) for i, g in free)]
-    of_dense, of_plain, fixed = ranks.once(whole_seconds, model, images, timed)
-    costs, whole, known = [], 0.0, {}
-    for i, block in enumerate(console.track(dense.blocks, "latency", len(dense.blocks))):
-        updated = updated_tokens if i == len(dense.blocks) - 1 else None
-        for groups in (("mlp",), ("qk", "vo")):
-            allowed = tuple(group for group in groups if (i, group) in free)
-            if not allowed:
-                continue
-            key = base[i], block.sizes, allowed, updated
-            if key not in known:
-                known[key] = ranks.once(time_sublayer, model, block, base[i], allowed, updated, stream)
-            axes, values, whole_sublayer = known[key]
-            costs.append(Cost(i, allowed, axes, values))
-            whole += whole_sublayer
+    sublayers = free_sublayers(dense.blocks, base)
+    whole = ranks.once(time_whole, model, images, [path for _, path, _ in sublayers])
+    alone: list[Cost] = []
+    known: dict[tuple[Any, ...], tuple[tuple[tuple[int, ...], ...], Floats, float]] = {}
+    of_dense: dict[tuple[Any, ...], float] = {}
+    in_all = 0.0
+    for i, path, groups in console.track(sublayers, "latency", len(sublayers)):
+        block, updated = dense.blocks[i], updated_tokens if i == len(dense.blocks) - 1 else None
+        key = base[i], block.sizes, groups, updated
+        if key not in known:
+            known[key] = ranks.once(time_sublayer, model, block, base[i], path, groups, updated, stream)
+        axes, values, seconds = known[key]
+        alone.append(Cost(i, groups, axes, values))
+        in_all += of_dense.setdefault(key[1:3], seconds)  # the last block's is that of the others, timed in one go
     assert cfg.latency is not None
-    scale = max(of_plain - fixed, 0.0) / max(whole, 1e-300)
-    scaled = tuple(replace(cost, values=scale * cost.values) for cost in costs)
-    by_token = token_seconds(model, dense.blocks, base, updated_tokens, stream, scale) if merges else None
-    found = Budget("latency", cfg.latency, of_dense, fixed, base, scaled, cfg.round_to, updated_tokens, by_token)
+    scale = max(whole.plain - whole.rest, 0.0) / in_all if sublayers else 0.0
+    costs = tuple(replace(cost, values=scale * cost.values) for cost in alone)
+    by_token = None
+    if merges and scale > 0:
+        by_token = token_seconds(model, dense.blocks, base, updated_tokens, stream, costs, scale)
+    found = Budget("latency", cfg.latency, whole.dense, whole.rest, base, costs, cfg.round_to, updated_tokens, by_token)
     return replace(found, device=dense.device.type).require_met()
 
 
-def whole_seconds(model: nn.Module, images: Tensor, sublayers: list[str]) -> tuple[float, float, float]:
-    """Seconds of a pass of `model`, of it built as pruned models are, and of that without `sublayers` (their paths).
+def free_sublayers(blocks: tuple[Block, ...], base: tuple[Sizes, ...]) -> list[tuple[int, str, tuple[str, ...]]]:
+    """(block, path, groups that may be cut below `base`) of every MLP and attention that has any."""
+    free = set(free_groups(blocks, base))
+    found = []
+    for i, block in enumerate(blocks):
+        for path, groups in ((block.mlp, ("mlp",)), (block.attn, ("qk", "vo"))):
+            allowed = tuple(group for group in groups if (i, group) in free)
+            if allowed:
+                found.append((i, path, allowed))
+    return found
 
-    Pruned models have plain blocks, and no LayerScale.
-    """
+
+def time_whole(model: nn.Module, images: Tensor, sublayers: list[str]) -> Whole:
+    """Passes of `model`, of it with plain blocks and no LayerScale, and of that without `sublayers`, in turns."""
     plain = copy.deepcopy(model, {id(tensor): tensor for tensor in model.parameters()})  # which it shares
     fold_layer_scale(plain)
     put_plain_blocks(plain)
@@ -83,7 +101,7 @@ def whole_seconds(model: nn.Module, images: Tensor, sublayers: list[str]) -> tup
     for path in sublayers:
         put_module(rest, path, Passing())
     seconds = pass_seconds({"dense": model, "plain": plain, "rest": rest}, images, PASSES, 3 * MAX_SECONDS)
-    return median(seconds["dense"]), median(seconds["plain"]), median(seconds["rest"])
+    return Whole(*(median(seconds[name]) for name in ("dense", "plain", "rest")))
 
 
 class Passing(nn.Module):
@@ -100,32 +118,37 @@ def token_seconds(
     base: tuple[Sizes, ...],
     updated_tokens: int | None,
     stream: Tensor,
+    costs: tuple[Cost, ...],
     scale: float,
 ) -> TokenCosts:
-    """Seconds, times `scale`, of attention, MLP and merging by the tokens of `stream` [B, N, D] that they see."""
+    """Seconds of attention, MLP and merging by the tokens of `stream` [B, N, D] that they see.
+
+    A sublayer that is in `costs` takes what it takes there at all tokens; anything else `scale` times what it takes.
+    """
     whole, prefix = stream.shape[1], prefix_tokens(model)
     seen = sorted({max(prefix + 2, round(whole * share)) for share in SHARES})
+    at_base = {(cost.block, cost.groups[0] == "mlp"): float(cost.values.flat[-1]) for cost in costs}
 
     def timed(module: nn.Module, counts: list[int]) -> Floats:
         return ranks.once(seconds, module, counts)
 
     def seconds(module: nn.Module, counts: list[int]) -> Floats:
         found = [median(pass_seconds({"": module}, stream[:, :n], PASSES, MAX_SECONDS)[""]) for n in counts]
-        return scale * np.interp(np.arange(whole + 1), counts, found)
+        return np.interp(np.arange(whole + 1), counts, found)
 
-    attn: list[Floats] = []
-    mlp: list[Floats] = []
-    known: dict[tuple[Sizes, Sizes, int | None], tuple[Floats, Floats]] = {}
+    scaled: dict[bool, list[Floats]] = {False: [], True: []}  # by whether it is the MLP
+    known: dict[tuple[Any, ...], Floats] = {}
     for i, block in enumerate(console.track(blocks, "latency by tokens", len(blocks))):
         updated = updated_tokens if i == len(blocks) - 1 else None
-        key = base[i], block.sizes, updated
-        if key not in known:
-            of_attn, of_mlp = (resized(model, block, base[i], path, updated) for path in (block.attn, block.mlp))
-            known[key] = timed(of_attn, seen), timed(of_mlp, seen if updated is None else [updated])
-        attn.append(known[key][0])
-        mlp.append(known[key][1])
-    merging = timed(Merging(prefix, base[0].qk), seen)
-    return TokenCosts(np.stack(attn), np.stack(mlp), prefix, lambda n, count: float(merging[n]))
+        for is_mlp, path in ((False, block.attn), (True, block.mlp)):
+            key = base[i], block.sizes, updated, is_mlp
+            if key not in known:
+                counts = [updated] if is_mlp and updated is not None else seen
+                known[key] = timed(resized(model, block, base[i], path, updated), counts)
+            alone = known[key]
+            scaled[is_mlp].append(alone * at_base.get((i, is_mlp), scale * alone[-1]) / alone[-1])
+    merging = scale * timed(Merging(prefix, base[0].qk), seen)
+    return TokenCosts(np.stack(scaled[False]), np.stack(scaled[True]), prefix, lambda n, count: float(merging[n]))
 
 
 class Merging(nn.Module):
@@ -142,14 +165,19 @@ class Merging(nn.Module):
 
 
 def time_sublayer(
-    model: nn.Module, block: Block, base: Sizes, groups: tuple[str, ...], updated: int | None, stream: Tensor
-) -> tuple[tuple[tuple[int, ...], ...], np.ndarray, float]:
-    """(sizes per group, seconds on their grid, seconds of the dense sublayer) of the attention or MLP of a block.
+    model: nn.Module,
+    block: Block,
+    base: Sizes,
+    path: str,
+    groups: tuple[str, ...],
+    updated: int | None,
+    stream: Tensor,
+) -> tuple[tuple[tuple[int, ...], ...], Floats, float]:
+    """(sizes per group, seconds on their grid, seconds of the dense sublayer) of the attention or MLP at `path`.
 
     updated: how many leading tokens of `stream` the block updates; None: all.
     """
     axes = tuple(grid(getattr(base, group), POINTS[group]) for group in groups)
-    path = block.mlp if groups == ("mlp",) else block.attn
     modules = {"dense": model.get_submodule(path)}
     for sizes in product(*axes):
         modules[str(sizes)] = resized(
@@ -171,7 +199,12 @@ def grid(dense: int, points: int) -> tuple[int, ...]:
 
 
 def resized(model: nn.Module, block: Block, sizes: Sizes, path: str, updated: int | None) -> nn.Module:
-    """The attention or MLP at `path`, as it would be at `sizes`, with random weights."""
+    """The attention or MLP at `path`, as it would be at `sizes`, with random weights, or as it is if it cannot be read.
+
+    updated: how many leading tokens attention updates; None: all.
+    """
+    if (sizes.mlp if path == block.mlp else sizes.heads) == 0:
+        return model.get_submodule(path)
     holder = nn.Module()
     holder.add_module("part", copy.deepcopy(model.get_submodule(path)))
     alone = replace(block, attn="part", mlp="part")

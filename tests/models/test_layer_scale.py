@@ -11,17 +11,14 @@ import torch
 from torch import nn
 
 from corp_cli import prune_model
-from corp_cli.config.prune import SparsityConfig
 from corp_cli.files.checkpoint import load_pruned
 from corp_cli.files.manifest import read_manifest
 from corp_cli.models.adapter import blocks_of
 from corp_cli.models.layer_scale import fold_layer_scale, has_layer_scale
-from corp_cli.models.loaded import LoadedModel
 from corp_cli.models.loading import parameters
 from corp_cli.models.plain_block import put_plain_blocks
 from corp_cli.models.resize import pruned_sizes, resize
 from corp_cli.models.spec import ModelSpec
-from corp_cli.sizes import latency
 from corp_cli.sizes.costs import cost_of, dense_cost
 from tests.support import variants
 from tests.support.variants import logits
@@ -77,28 +74,6 @@ def test_budgets_and_dry_runs_count_a_model_without_it(variant: str) -> None:
     fold_layer_scale(model)
     assert cost_of(spec, blocks, tuple(block.sizes for block in blocks), "params") == parameters(model)
     assert dense_cost(spec, "params") == parameters(variants.build(variant)) > parameters(model)
-
-
-def test_a_budget_of_time_knows_that_it_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock on which a sublayer takes 1 s, and γ of a block 10, and everything else 3."""
-    name, args = variants.arguments("deit3_layer_scale")
-    dense = LoadedModel("", variants.build("deit3_layer_scale"), ModelSpec(name, args, {"input_size": [3, 32, 32]}))
-    blocks = dense.blocks
-
-    def seconds(models: dict[str, nn.Module], *_: Any) -> dict[str, list[float]]:
-        return {key: [clock(model)] for key, model in models.items()}
-
-    def clock(model: nn.Module) -> float:
-        if not hasattr(model, "blocks"):
-            return 1.0
-        sublayers = [model.get_submodule(path) for block in blocks for path in (block.attn, block.mlp)]
-        of_scales = sum(has_layer_scale(model.get_submodule(block.name)) for block in blocks)
-        return 3.0 + 10.0 * of_scales + sum(not isinstance(part, latency.Passing) for part in sublayers)
-
-    monkeypatch.setattr(latency, "pass_seconds", seconds)
-    base = tuple(block.sizes for block in blocks)
-    budget = latency.latency_budget(dense, SparsityConfig(latency=0.5, round_to=1), base, None, merges=False)
-    assert (budget.dense, budget.fixed, budget.cost(base)) == (3.0 + 12.0 * len(blocks), 3.0, 2.0 * len(blocks))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,12 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 from corp_cli.config.prune import CompensationConfig, SparsityConfig
 from corp_cli.errors import CorpError
-from corp_cli.measure.macs import count_macs
 from corp_cli.models.blocks import TOKENS, Sizes
 from corp_cli.models.token_block import all_tokens, most_merged
 from corp_cli.pipeline import prune
-from corp_cli.sizes import latency
 from corp_cli.sizes.budget import (
     Choice,
     make_budget,
@@ -211,33 +206,6 @@ def test_a_head_that_reads_every_token_says_so() -> None:
     assert updated_tokens(model, SparsityConfig(macs=0.3)) is None
     with pytest.raises(CorpError, match="skip_unread=true does not suit VisionTransformer: its head reads every token"):
         updated_tokens(model, SparsityConfig(skip_unread=True))
-
-
-@pytest.mark.usefixtures("tiny_digits")
-def test_a_latency_budget_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that shows MACs, a latency budget is a MACs budget."""
-
-    def seconds(models: dict[str, nn.Module], x: Tensor, *_: Any) -> dict[str, list[float]]:
-        assert (x.dtype, len(x)) == (torch.bfloat16, 5)
-        assert all(p.dtype == x.dtype for m in models.values() for p in m.parameters())
-        return {
-            name: [1e-9 * count_macs(copy.deepcopy(m).float().to("meta"), x.shape[1:])] for name, m in models.items()
-        }
-
-    monkeypatch.setattr(latency, "pass_seconds", seconds)
-    asked = SparsityConfig(latency=0.4, curve_images=16, latency_batch_size=5, latency_dtype="bfloat16")
-    report = prune(run(asked)).report
-    assert 39 < report.size.removed_percent.macs < 48
-    expected = report.size.dense.macs / report.size.pruned.macs
-    assert report.sparsity.predicted_speedup == pytest.approx(expected, rel=0.05)
-    with pytest.raises(CorpError, match=r"sparsity\.latency=0\.97 cannot be met: at most 0\.\d+ of this model"):
-        prune(run(replace(asked, latency=0.97)))
-
-
-def test_grids_reach_from_an_eighth_to_all() -> None:
-    assert latency.grid(768, 6) == (96, 224, 360, 496, 632, 768)
-    assert latency.grid(16, 4) == (2, 7, 8, 16)
-    assert latency.grid(1, 4) == (1,)
 
 
 def test_tokens_are_not_merged_where_a_head_reads_them_all() -> None:
