@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from corp_cli.method.rank import Scores
 from corp_cli.method.sample import Sample, sampled
 from corp_cli.method.statistics import BlockStatistics, Statistics
 from corp_cli.method.stream import Stream, advance_dense, enter_block, start_streams
-from corp_cli.models.adapter import attention_weights, blocks_of, mlp_weights, replace_attention
+from corp_cli.models.adapter import attention_weights, blocks_of, mlp_weights, replace_attention, sharing
 from corp_cli.models.blocks import Block
 from corp_cli.models.offload import visit
 from corp_cli.models.streams import sublayers
@@ -54,9 +53,7 @@ def fit_every_block(
 
     weights: of tokens, where they are known; see `start_streams`.
     """
-    # modules are replaced, not their tensors
-    shared = {id(tensor): tensor for tensor in (*pruned.parameters(), *pruned.buffers())}
-    pruned, found = copy.deepcopy(pruned, shared), [dict(error) for error in errors]
+    pruned, found = sharing(pruned), [dict(error) for error in errors]
     stream = start_streams(dense, blocks, batches, cfg, seed, keep_tokens, weights)
     several, cut = stream.images > 1, blocks_of(pruned)
     for i, block in enumerate(console.track(visit(blocks, dense, pruned), "refit", len(blocks))):

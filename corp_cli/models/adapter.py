@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -206,6 +207,12 @@ def resize_mlp(model: nn.Module, block: Block, hidden: int, fc2_bias: bool) -> n
 
 
 # --- modules --------------------------------------------------------------------------------------------------
+
+
+def sharing(model: nn.Module) -> nn.Module:
+    """A copy with the tensors of `model`: modules of either can be replaced, and nothing is in memory twice."""
+    tensors = (*model.parameters(), *model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
 def put_module(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -20,8 +20,8 @@ def has_layer_scale(block: nn.Module) -> bool:
 
 
 def folds(block: Block, module: nn.Module) -> bool:
-    """Whether corp can read both branches of `block`, of which `module` is the dense one."""
-    return type(module) in SUBLAYERS and block.sizes.heads > 0 and block.sizes.mlp > 0
+    """Whether a pruned model has the LayerScale of this dense block in its linear layers: corp reads both branches."""
+    return has_layer_scale(module) and type(module) in SUBLAYERS and block.sizes.heads > 0 and block.sizes.mlp > 0
 
 
 def drop_layer_scale(block: nn.Module) -> None:
@@ -43,7 +43,7 @@ def fold_layer_scale(model: nn.Module) -> None:
     """
     for block in blocks_of(model):
         module = model.get_submodule(block.name)
-        if not (has_layer_scale(module) and folds(block, module)):
+        if not folds(block, module):
             continue
         for branch in SUBLAYERS[type(module)](module, {}):
             if isinstance(branch.gain, Tensor):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from corp_cli.config.prune import SparsityConfig
 from corp_cli.linalg.merging import merge_tokens
 from corp_cli.measure.timing import pass_seconds
-from corp_cli.models.adapter import put_module, resize_attention, resize_mlp
+from corp_cli.models.adapter import put_module, resize_attention, resize_mlp, sharing
 from corp_cli.models.blocks import Block, Sizes
 from corp_cli.models.layer_scale import fold_layer_scale
 from corp_cli.models.loaded import LoadedModel
@@ -30,6 +30,8 @@ from corp_cli.sizes.costs import Cost, Floats, TokenCosts, free_groups
 POINTS = {"mlp": 6, "qk": 4, "vo": 4}  # sizes that are timed; others are interpolated
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the tokens, at which sublayers are timed where tokens may be merged
 PASSES, MAX_SECONDS = 20, 5.0  # of every module that is timed, in turns
+
+Axes = tuple[tuple[int, ...], ...]  # per group, sizes ascending
 
 
 @dataclass(frozen=True)
@@ -57,25 +59,16 @@ def latency_budget(
     model = copy.deepcopy(dense.model).to(dtype)
     stream = torch.randn_like(tokens(model, images))
     sublayers = free_sublayers(dense.blocks, base)
-    whole = ranks.once(time_whole, model, images, [path for _, path, _ in sublayers])
-    alone: list[Cost] = []
-    known: dict[tuple[Any, ...], tuple[tuple[tuple[int, ...], ...], Floats, float]] = {}
-    of_dense: dict[tuple[Any, ...], float] = {}
-    in_all = 0.0
-    for i, path, groups in console.track(sublayers, "latency", len(sublayers)):
-        block, updated = dense.blocks[i], updated_tokens if i == len(dense.blocks) - 1 else None
-        key = base[i], block.sizes, groups, updated
-        if key not in known:
-            known[key] = ranks.once(time_sublayer, model, block, base[i], path, groups, updated, stream)
-        axes, values, seconds = known[key]
-        alone.append(Cost(i, groups, axes, values))
-        in_all += of_dense.setdefault(key[1:3], seconds)  # the last block's is that of the others, timed in one go
-    assert cfg.latency is not None
+    paths = [path for _, path, _ in sublayers]
+    whole = ranks.once(time_whole, model, images, paths)
+    alone, in_all = time_sublayers(model, dense.blocks, sublayers, base, updated_tokens, stream)
     scale = max(whole.plain - whole.rest, 0.0) / in_all if sublayers else 0.0
     costs = tuple(replace(cost, values=scale * cost.values) for cost in alone)
     by_token = None
     if merges and scale > 0:
-        by_token = token_seconds(model, dense.blocks, base, updated_tokens, stream, costs, scale)
+        uncut = {path: float(cost.values.flat[-1]) for path, cost in zip(paths, costs, strict=True)}
+        by_token = token_seconds(model, dense.blocks, base, updated_tokens, stream, uncut, scale)
+    assert cfg.latency is not None
     found = Budget("latency", cfg.latency, whole.dense, whole.rest, base, costs, cfg.round_to, updated_tokens, by_token)
     return replace(found, device=dense.device.type).require_met()
 
@@ -94,10 +87,10 @@ def free_sublayers(blocks: tuple[Block, ...], base: tuple[Sizes, ...]) -> list[t
 
 def time_whole(model: nn.Module, images: Tensor, sublayers: list[str]) -> Whole:
     """Passes of `model`, of it with plain blocks and no LayerScale, and of that without `sublayers`, in turns."""
-    plain = copy.deepcopy(model, {id(tensor): tensor for tensor in model.parameters()})  # which it shares
+    plain = sharing(model)
     fold_layer_scale(plain)
     put_plain_blocks(plain)
-    rest = copy.deepcopy(plain, {id(tensor): tensor for tensor in plain.parameters()})
+    rest = sharing(plain)
     for path in sublayers:
         put_module(rest, path, Passing())
     seconds = pass_seconds({"dense": model, "plain": plain, "rest": rest}, images, PASSES, 3 * MAX_SECONDS)
@@ -118,16 +111,15 @@ def token_seconds(
     base: tuple[Sizes, ...],
     updated_tokens: int | None,
     stream: Tensor,
-    costs: tuple[Cost, ...],
+    uncut: dict[str, float],
     scale: float,
 ) -> TokenCosts:
     """Seconds of attention, MLP and merging by the tokens of `stream` [B, N, D] that they see.
 
-    A sublayer that is in `costs` takes what it takes there at all tokens; anything else `scale` times what it takes.
+    uncut: path → what a sublayer takes at all tokens within the model; any other takes `scale` times what it takes.
     """
     whole, prefix = stream.shape[1], prefix_tokens(model)
     seen = sorted({max(prefix + 2, round(whole * share)) for share in SHARES})
-    at_base = {(cost.block, cost.groups[0] == "mlp"): float(cost.values.flat[-1]) for cost in costs}
 
     def timed(module: nn.Module, counts: list[int]) -> Floats:
         return ranks.once(seconds, module, counts)
@@ -136,19 +128,20 @@ def token_seconds(
         found = [median(pass_seconds({"": module}, stream[:, :n], PASSES, MAX_SECONDS)[""]) for n in counts]
         return np.interp(np.arange(whole + 1), counts, found)
 
-    scaled: dict[bool, list[Floats]] = {False: [], True: []}  # by whether it is the MLP
-    known: dict[tuple[Any, ...], Floats] = {}
+    within: dict[str, Floats] = {}
+    known: dict[tuple[Sizes, Sizes, int | None, bool], Floats] = {}
     for i, block in enumerate(console.track(blocks, "latency by tokens", len(blocks))):
         updated = updated_tokens if i == len(blocks) - 1 else None
-        for is_mlp, path in ((False, block.attn), (True, block.mlp)):
-            key = base[i], block.sizes, updated, is_mlp
+        for path in (block.attn, block.mlp):
+            key = base[i], block.sizes, updated, path == block.mlp
             if key not in known:
-                counts = [updated] if is_mlp and updated is not None else seen
+                counts = [updated] if path == block.mlp and updated is not None else seen
                 known[key] = timed(resized(model, block, base[i], path, updated), counts)
             alone = known[key]
-            scaled[is_mlp].append(alone * at_base.get((i, is_mlp), scale * alone[-1]) / alone[-1])
+            within[path] = alone * (uncut[path] / alone[-1] if path in uncut else scale)
+    attn, mlp = (np.stack([within[getattr(block, name)] for block in blocks]) for name in ("attn", "mlp"))
     merging = scale * timed(Merging(prefix, base[0].qk), seen)
-    return TokenCosts(np.stack(scaled[False]), np.stack(scaled[True]), prefix, lambda n, count: float(merging[n]))
+    return TokenCosts(attn, mlp, prefix, lambda n, count: float(merging[n]))
 
 
 class Merging(nn.Module):
@@ -164,6 +157,33 @@ class Merging(nn.Module):
         return merge_tokens(x, keys, sizes, self.prefix, x.shape[1] // 8)[0]
 
 
+def time_sublayers(
+    model: nn.Module,
+    blocks: tuple[Block, ...],
+    sublayers: list[tuple[int, str, tuple[str, ...]]],
+    base: tuple[Sizes, ...],
+    updated_tokens: int | None,
+    stream: Tensor,
+) -> tuple[list[Cost], float]:
+    """(seconds of `sublayers` by their sizes, those of all of them in the dense model), each timed alone.
+
+    Those that are alike are timed once.
+    """
+    costs: list[Cost] = []
+    known: dict[tuple[Sizes, Sizes, tuple[str, ...], int | None], tuple[Axes, Floats, float]] = {}
+    of_dense: dict[tuple[Sizes, tuple[str, ...]], float] = {}
+    in_all = 0.0
+    for i, path, groups in console.track(sublayers, "latency", len(sublayers)):
+        block, updated = blocks[i], updated_tokens if i == len(blocks) - 1 else None
+        key = base[i], block.sizes, groups, updated
+        if key not in known:
+            known[key] = ranks.once(time_sublayer, model, block, base[i], path, groups, updated, stream)
+        axes, values, seconds = known[key]
+        costs.append(Cost(i, groups, axes, values))
+        in_all += of_dense.setdefault((block.sizes, groups), seconds)  # the last block's too: it updates fewer tokens
+    return costs, in_all
+
+
 def time_sublayer(
     model: nn.Module,
     block: Block,
@@ -172,7 +192,7 @@ def time_sublayer(
     groups: tuple[str, ...],
     updated: int | None,
     stream: Tensor,
-) -> tuple[tuple[tuple[int, ...], ...], Floats, float]:
+) -> tuple[Axes, Floats, float]:
     """(sizes per group, seconds on their grid, seconds of the dense sublayer) of the attention or MLP at `path`.
 
     updated: how many leading tokens of `stream` the block updates; None: all.

@@ -13,7 +13,7 @@ from torch import nn
 from corp_cli import prune_model
 from corp_cli.files.checkpoint import load_pruned
 from corp_cli.files.manifest import read_manifest
-from corp_cli.models.adapter import blocks_of
+from corp_cli.models.adapter import blocks_of, sharing
 from corp_cli.models.layer_scale import fold_layer_scale, has_layer_scale
 from corp_cli.models.loading import parameters
 from corp_cli.models.plain_block import put_plain_blocks
@@ -28,11 +28,6 @@ SCALED = "deit3_layer_scale", "dinov2_swiglu_packed", "registers", "dinov3", "ro
 
 def scaled(model: nn.Module) -> list[bool]:
     return [has_layer_scale(model.get_submodule(block.name)) for block in blocks_of(model)]
-
-
-def sharing(model: nn.Module) -> nn.Module:
-    """A copy whose parameters are those of `model`."""
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in model.parameters()})
 
 
 @pytest.mark.parametrize("variant", SCALED)

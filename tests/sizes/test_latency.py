@@ -98,7 +98,7 @@ def test_sublayers_that_cannot_be_read_are_timed_as_they_are() -> None:
     base = tuple(block.sizes for block in blocks)
     assert all(sizes.mlp == 0 for sizes in base)
     with torch.inference_mode():
-        found = latency.token_seconds(model, blocks, base, None, torch.randn(2, 5, 32), (), 1.0)
+        found = latency.token_seconds(model, blocks, base, None, torch.randn(2, 5, 32), {}, 1.0)
     assert (found.mlp[:, -1] > 0).all()
 
 
